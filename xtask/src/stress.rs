@@ -4,6 +4,8 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use qgemm_hal::OPERATIONS;
+
 /// Seconds for GEMM on each device, and for each other
 /// operation; two minutes in total.
 const SECONDS_OF_GEMM: u64 = 30;
@@ -12,22 +14,25 @@ const SECONDS_OF_OTHERS: u64 = 15;
 const SEEDS_OF_A_DAY: u64 = 1_000_000;
 /// Emulated variants, which take turns.
 const VARIANTS: [&str; 6] = ["emu:sm70", "emu:sm75", "emu:sm80", "emu:sm89", "emu:sm90", "emu:sm120"];
-/// Other operations; two of them take turns each day. Their
-/// number is coprime to that of the variants, so that each
-/// operation meets all variants.
-const OTHERS: [&str; 11] = [
-    "convert",
-    "experts",
-    "routing",
-    "matmul",
-    "quantize",
-    "attention",
-    "norm",
-    "kv_append",
-    "indexer",
-    "gradient",
-    "optimizer",
-];
+/// Operations that run as steps of others and have no suite.
+const STEPS: [&str; 2] = ["dequantize", "unpack"];
+/// An operation made of others, with a suite.
+const COMPOSED: &str = "gradient";
+
+/// All operations but GEMM; two of them take turns each day.
+fn others() -> Vec<&'static str> {
+    let listed = OPERATIONS.iter().map(|info| info.name);
+    listed.filter(|name| *name != "gemm" && !STEPS.contains(name)).chain([COMPOSED]).collect()
+}
+
+/// The variant of a day. It skips one whenever operations and
+/// variants have met in every way that their turns allow, so that
+/// each operation meets all variants.
+fn variant(day: u64, others: u64) -> &'static str {
+    let variants = VARIANTS.len() as u64;
+    let turns = (1..).find(|turn| (turn * variants).is_multiple_of(others)).unwrap_or(1) * variants;
+    VARIANTS[((day + day / turns) % variants) as usize]
+}
 
 /// Cargo arguments of today's runs.
 pub fn runs_of_today() -> Vec<Vec<String>> {
@@ -41,8 +46,9 @@ pub fn today() -> u64 {
 
 fn runs(day: u64) -> Vec<Vec<String>> {
     let seed = (day * SEEDS_OF_A_DAY).to_string();
-    let variant = VARIANTS[(day % VARIANTS.len() as u64) as usize];
-    let other = |number: u64| OTHERS[((2 * day + number) % OTHERS.len() as u64) as usize];
+    let others = others();
+    let variant = variant(day, others.len() as u64);
+    let other = |number: u64| others[((2 * day + number) % others.len() as u64) as usize];
     let ops = [("gemm", SECONDS_OF_GEMM), (other(0), SECONDS_OF_OTHERS), (other(1), SECONDS_OF_OTHERS)];
     let run = |(op, seconds): (&str, u64), device| {
         // Unoptimized, the oracle would take most of the time.
@@ -68,7 +74,7 @@ mod tests {
     fn days_draw_other_seeds_variants_and_operations_by_turns() {
         let seed = |day: u64| after(&runs(day)[0], "--seed").parse::<u64>().expect("a number");
         assert_eq!(seed(20_781), seed(20_780) + SEEDS_OF_A_DAY);
-        let period = (VARIANTS.len() * OTHERS.len()) as u64;
+        let period = (VARIANTS.len() * VARIANTS.len() * others().len()) as u64;
         let mut met = BTreeSet::new();
         for day in 20_780..20_780 + period {
             let runs = runs(day);
@@ -76,6 +82,6 @@ mod tests {
             assert_eq!(seconds.sum::<u64>(), 120);
             met.extend(runs.iter().map(|run| (after(run, "--op").to_owned(), after(run, "--device").to_owned())));
         }
-        assert_eq!(met.len(), (1 + OTHERS.len()) * (1 + VARIANTS.len()));
+        assert_eq!(met.len(), (1 + others().len()) * (1 + VARIANTS.len()));
     }
 }

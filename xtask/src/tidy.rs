@@ -5,6 +5,7 @@ mod device_sources;
 mod format_names;
 mod layering;
 mod module_order;
+mod operation_guide;
 mod rust_sources;
 
 use std::fmt;
@@ -69,6 +70,7 @@ pub fn run(_args: &Args) -> anyhow::Result<()> {
     findings.extend(device_sources::check(&sources));
     findings.extend(comments::check(&sources));
     findings.extend(module_order::check(&sources));
+    findings.extend(operation_guide::check(&sources));
     for finding in &findings {
         eprintln!("{finding}");
     }

@@ -201,8 +201,8 @@ fn multiply_layer(ctx: &Context, layer: &Layer, host: &HostWeight, tokens: usize
         kernel_limit,
         layer_error: squared_error(&got, &layer.expected(&layer.weights, x)),
         time,
-        bytes: plan.bytes() as f64,
-        macs: plan.macs() as f64,
+        bytes: plan.bytes(),
+        macs: plan.macs(),
     })
 }
 

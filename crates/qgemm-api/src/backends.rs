@@ -60,7 +60,7 @@ impl From<DeviceId> for DeviceChoice<'_> {
 pub(crate) fn open(choice: DeviceChoice<'_>) -> Result<Arc<dyn Device>, Error> {
     let id = match choice {
         DeviceChoice::Name(name) if name.eq_ignore_ascii_case("auto") => return open_best(),
-        DeviceChoice::Name(name) => name.parse()?,
+        DeviceChoice::Name(name) => name.parse().map_err(|_| unknown(name))?,
         DeviceChoice::Id(id) => id,
     };
     let _span = tracing::info_span!("open", device = %id).entered();
@@ -90,6 +90,16 @@ fn open_best() -> Result<Arc<dyn Device>, Error> {
         reasons.push(format!("{}: {why}", backend.kind.name()));
     }
     Err(HalError::NoDevice { device: "auto".into(), why: reasons.join("; ") }.into())
+}
+
+fn unknown(name: &str) -> Error {
+    let example = |backend: &Backend| match backend.kind {
+        DeviceKind::Cpu => Some("cpu".to_owned()),
+        DeviceKind::Emu => Some("emu:sm75".to_owned()),
+        DeviceKind::Noop => None,
+        kind => Some(format!("{}:0", kind.name())),
+    };
+    Error::UnknownDevice { name: name.to_owned(), kinds: BACKENDS.iter().filter_map(example).collect() }
 }
 
 fn not_built(kind: DeviceKind) -> Error {

@@ -1,5 +1,7 @@
 //! The error type of the crate.
 
+use std::fmt;
+
 use qgemm_formats::prepack::FragmentLayout;
 use qgemm_formats::{DType, ElementType, Format, FormatError, XFormat};
 use qgemm_hal::{DeviceId, DeviceKind, ExpertFault, HalError, KvFormat};
@@ -7,7 +9,7 @@ use qgemm_sched::{SchedError, TunedError};
 use thiserror::Error;
 
 /// What can go wrong between a model file and a result.
-#[derive(Debug, Error)]
+#[derive(Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A format, a weight's bytes or a model file is wrong.
@@ -19,6 +21,14 @@ pub enum Error {
     /// No kernel family serves the problem.
     #[error(transparent)]
     Plan(#[from] SchedError),
+    /// A text that names no device.
+    #[error("`{name}` is no device: expected auto, or one of {}", .kinds.join(", "))]
+    UnknownDevice {
+        /// The text.
+        name: String,
+        /// Kinds of devices in this build, such as `cuda:N`.
+        kinds: Vec<String>,
+    },
     /// The backend of this device was left out when the crate was built.
     #[error("device {kind}: this build has no {kind} backend; enable the feature `{feature}` of qgemm-api", kind = .kind.name())]
     BackendNotBuilt {
@@ -104,6 +114,16 @@ pub enum Error {
         id: i32,
         /// Experts.
         experts: usize,
+    },
+    /// An id of [`GatherRows`](crate::GatherRows) is no row of the weight. It is the first in the order of rows.
+    #[error("row {row}: expected an id from 0 to {}, got {id}", .rows - 1)]
+    UnknownRow {
+        /// The row of the result.
+        row: usize,
+        /// The id.
+        id: u32,
+        /// Rows of the weight.
+        rows: usize,
     },
     /// A token, the first such one, has fewer experts than it should: the others' logits, biases or groups are NaN.
     #[error("token {token}: expected {expected} experts to choose, got {got} whose logits are numbers")]
@@ -581,6 +601,19 @@ pub enum Error {
         /// The first byte behind it that is wrong, counted from its end.
         byte: usize,
     },
+}
+
+/// The message, so that `fn main() -> Result<(), Error>` and `expect` print it; sources follow after a colon.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)?;
+        let mut source = std::error::Error::source(self);
+        while let Some(error) = source {
+            write!(f, ": {error}")?;
+            source = error.source();
+        }
+        Ok(())
+    }
 }
 
 /// Names in a list for people.

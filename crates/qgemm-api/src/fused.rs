@@ -199,7 +199,7 @@ pub struct FusedArgs<'a> {
 }
 
 impl<'a> FusedArgs<'a> {
-    /// Required operands. Optional operands are fields.
+    /// Required operands. Methods add the optional ones.
     pub fn new(
         x: impl Into<XRef<'a>>,
         w: &'a FusedWeight,
@@ -208,6 +208,42 @@ impl<'a> FusedArgs<'a> {
     ) -> Self {
         let [c, bias, token_scale, residual, gamma, beta] = [None; 6];
         Self { x: x.into(), w, outputs, workspace, c, bias, token_scale, residual, gamma, beta }
+    }
+
+    /// With the C of [`FusedArgs::c`].
+    pub fn c(mut self, c: impl Into<BufferRef<'a>>) -> Self {
+        self.c = Some(c.into());
+        self
+    }
+
+    /// With the bias of all segments.
+    pub fn bias(mut self, bias: impl Into<BufferRef<'a>>) -> Self {
+        self.bias = Some(bias.into());
+        self
+    }
+
+    /// With the factors of tokens.
+    pub fn token_scale(mut self, token_scale: impl Into<BufferRef<'a>>) -> Self {
+        self.token_scale = Some(token_scale.into());
+        self
+    }
+
+    /// With the residual of all segments.
+    pub fn residual(mut self, residual: impl Into<BufferRef<'a>>) -> Self {
+        self.residual = Some(residual.into());
+        self
+    }
+
+    /// With the gamma of the norm.
+    pub fn gamma(mut self, gamma: impl Into<BufferRef<'a>>) -> Self {
+        self.gamma = Some(gamma.into());
+        self
+    }
+
+    /// With the beta of the norm.
+    pub fn beta(mut self, beta: impl Into<BufferRef<'a>>) -> Self {
+        self.beta = Some(beta.into());
+        self
     }
 }
 

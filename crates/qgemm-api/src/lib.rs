@@ -81,6 +81,7 @@ mod exec_plan;
 mod experts;
 mod explain;
 mod fused;
+mod gather_rows;
 mod gemm;
 mod gradient;
 mod indexer;
@@ -89,11 +90,11 @@ mod matmul;
 mod model;
 mod norm;
 mod normed;
-mod nothing;
 mod operand;
 mod optimizer;
 mod plain_x;
 mod plan_cache;
+mod planned;
 mod plans_by_tokens;
 mod prepare;
 mod profile;
@@ -117,6 +118,7 @@ pub use experts::{
     expert_lists,
 };
 pub use fused::{FusedArgs, FusedPlan, FusedProblem, FusedWeight};
+pub use gather_rows::{GatherRows, GatherRowsArgs, GatherRowsPlan};
 pub use gemm::{Args, Linear, Plan, Problem, XRef};
 pub use gradient::{Gradient, GradientArgs, GradientPlan, GradientWeight};
 pub use indexer::{Indexer, IndexerArgs, IndexerPlan};
@@ -125,6 +127,7 @@ pub use matmul::{Matmul, MatmulArgs, MatmulPlan};
 pub use model::{model_files, open_model, open_model_with, open_packed, read_model};
 pub use norm::{Norm, NormArgs, NormPlan};
 pub use optimizer::{Optimizer, OptimizerArgs, OptimizerPlan, OptimizerStep};
+pub use planned::Planned;
 pub use prepare::PrepareLimits;
 pub use profile::{Profile, ProfiledRun, ProfiledStep};
 pub use quantization::{Quantization, QuantizationArgs, QuantizationPlan, QuantizedX, QuantizedXParts};
@@ -162,9 +165,9 @@ pub mod tuning {
     pub use qgemm_hal::{
         Catalog, CheckedAttention, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedQuantize,
         CheckedRouting, ConvertConfig, ConvertPlan, ExpertForm, ExpertsPlan, Geometry, KernelId, LaunchPlan,
-        LaunchSequence, LaunchStep, Math, MatmulConfig, MatmulPlan as MatmulLaunch, Operation, QuantizeConfig,
-        QuantizePlan, RoutingConfig, RoutingLaunches, Schedule, StreamK, TileConfig, Variant, WorkspaceLayout,
-        XPrologue,
+        LaunchSequence, LaunchStep, Math, MatmulConfig, MatmulPlan as MatmulLaunch, OPERATIONS, Operation,
+        OperationInfo, QuantizeConfig, QuantizePlan, RoutingConfig, RoutingLaunches, Schedule, StreamK, TileConfig,
+        Variant, WorkspaceLayout, XPrologue,
     };
     pub use qgemm_sched::{AvoidedKernel, Bound, Cost, TunedError, TunedTable};
 }
@@ -246,6 +249,7 @@ mod operations {
     pages! {
         Attention: "attention.md"
         Experts: "experts.md"
+        GatherRows: "gather_rows.md"
         Indexer: "indexer.md"
         Matmul: "matmul.md"
         QuantizedX: "quantized-x.md"

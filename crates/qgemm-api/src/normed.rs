@@ -4,7 +4,7 @@
 use qgemm_formats::XFactor;
 use qgemm_hal::{CheckedNorm, Device, LaunchSequence, NormOperand, Operand, Operation, Placed, XPlaneRegions};
 use qgemm_sched::Preferences;
-use qgemm_sched::norm::choose;
+use qgemm_sched::memory_bound::choose;
 
 use crate::error::Error;
 

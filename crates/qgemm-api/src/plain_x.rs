@@ -5,7 +5,7 @@ use qgemm_hal::{
     CheckedDequantize, CheckedQuantize, DequantizeOperand, Device, LaunchSequence, Operand, Operation, Placed,
     QuantizeOperand, XPlaneRegions, XRegion,
 };
-use qgemm_sched::{dequantize, quantize};
+use qgemm_sched::memory_bound;
 
 use crate::error::Error;
 
@@ -28,7 +28,7 @@ pub(crate) fn behind_dequantize<O: Operand>(
     of: XOperands<O>,
 ) -> Result<LaunchSequence, Error> {
     use DequantizeOperand as D;
-    let (family, plan) = dequantize::choose(step, device.info(), device.catalog().dequantize)?;
+    let (family, plan) = memory_bound::choose(step, device.info(), device.catalog().dequantize)?;
     let sequence = family.prepare(device, step, &plan)?;
     let numbers = region.x_of(step.rows);
     let place = |operand: D| match operand {
@@ -57,7 +57,7 @@ pub(crate) fn behind_quantize<O: Operand>(
     sums: O,
 ) -> Result<LaunchSequence, Error> {
     use QuantizeOperand as Q;
-    let (family, plan) = quantize::choose(step, device.info(), device.catalog().quantize)?;
+    let (family, plan) = memory_bound::choose(step, device.info(), device.catalog().quantize)?;
     let sequence = family.prepare(device, step, &plan)?;
     let part = |of_step: Q, plane| Placed::part(of_step, of.workspace, regions.range(plane));
     let places =

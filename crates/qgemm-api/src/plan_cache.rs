@@ -6,15 +6,12 @@ use std::hash::Hash;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use qgemm_hal::{
-    CheckedAttention, CheckedConvert, CheckedExperts, CheckedGemm, CheckedIndexer, CheckedKvAppend, CheckedMatmul,
-    CheckedNorm, CheckedOptimizer, CheckedQuantize, CheckedRouting, CheckedUnpack, Device, Family, LaunchSequence,
-    Math, Operation,
-};
+use qgemm_hal::{Catalog, Device, Families, Family, LaunchSequence, Operation, with_operations};
 use qgemm_sched::Preferences;
 
 use crate::error::Error;
 use crate::gemm::LayerPlans;
+use crate::planned::Chosen;
 
 /// Most entries of a cache. An engine has tens of shapes for each of a few numbers of tokens.
 pub(crate) const MOST_ENTRIES: usize = 1024;
@@ -26,16 +23,14 @@ pub(crate) struct Ready<O: Operation> {
     pub sequence: LaunchSequence,
 }
 
-impl<O: Operation> Ready<O> {
-    /// What `family` makes ready for `plan`, whose kernels multiply by `math`.
-    pub fn prepare(
-        device: &dyn Device,
-        op: &O,
-        family: &'static dyn Family<O>,
-        plan: O::Plan,
-        math: Math,
-    ) -> Result<Self, Error> {
-        let sequence = family.prepare(device, op, &plan)?.with_math(math);
+impl<O: Chosen> Ready<O> {
+    /// What `family` makes ready for `plan`.
+    pub fn prepare(device: &dyn Device, op: &O, family: &'static dyn Family<O>, plan: O::Plan) -> Result<Self, Error> {
+        let sequence = op.prepare(device, family, &plan)?;
+        let sequence = match O::math(&plan) {
+            Some(math) => sequence.with_math(math),
+            None => sequence,
+        };
         Ok(Self { family, plan, sequence })
     }
 }
@@ -46,24 +41,41 @@ impl<O: Operation> fmt::Debug for Ready<O> {
     }
 }
 
-/// The caches of a context, one an operation. What it was asked with is part of a key; what a context is made with is not.
-#[derive(Debug, Default)]
-pub(crate) struct PlanCaches {
-    pub gemm: PlanCache<(CheckedGemm, Preferences), Ready<CheckedGemm>>,
-    pub convert: PlanCache<CheckedConvert, Ready<CheckedConvert>>,
-    pub experts: PlanCache<(CheckedExperts, Preferences), Ready<CheckedExperts>>,
-    pub routing: PlanCache<CheckedRouting, Ready<CheckedRouting>>,
-    /// What layers have planned.
-    pub layers: LayerPlans,
-    pub matmul: PlanCache<CheckedMatmul, Ready<CheckedMatmul>>,
-    pub quantize: PlanCache<CheckedQuantize, Ready<CheckedQuantize>>,
-    pub attention: PlanCache<CheckedAttention, Ready<CheckedAttention>>,
-    pub norm: PlanCache<CheckedNorm, Ready<CheckedNorm>>,
-    pub kv_append: PlanCache<CheckedKvAppend, Ready<CheckedKvAppend>>,
-    pub indexer: PlanCache<CheckedIndexer, Ready<CheckedIndexer>>,
-    pub unpack: PlanCache<CheckedUnpack, Ready<CheckedUnpack>>,
-    pub optimizer: PlanCache<CheckedOptimizer, Ready<CheckedOptimizer>>,
+/// Ready launches of an operation, by the operation and what they were asked with.
+type CacheOf<O> = PlanCache<(O, Preferences), Ready<O>>;
+
+/// An operation with a cache of its plans.
+pub(crate) trait Cached: Operation + Eq + Hash {
+    /// Its families.
+    fn families(catalog: &Catalog) -> Families<Self>;
+
+    /// Its cache.
+    fn cache(caches: &PlanCaches) -> &PlanCache<(Self, Preferences), Ready<Self>>;
 }
+
+macro_rules! caches {
+    ($($name:ident: $op:ident($($part:ident),*) [$($text:literal $spec:ident($keys:ident)),*] $summary:literal,)*) => {
+        /// The caches of a context, one an operation. What a plan was asked with is part of a key; what a context is
+        /// made with is not.
+        #[derive(Debug, Default)]
+        pub(crate) struct PlanCaches {
+            $($name: CacheOf<qgemm_hal::$op>,)*
+            /// What layers have planned.
+            pub layers: LayerPlans,
+        }
+
+        $(impl Cached for qgemm_hal::$op {
+            fn families(catalog: &Catalog) -> Families<Self> {
+                catalog.$name
+            }
+
+            fn cache(caches: &PlanCaches) -> &CacheOf<Self> {
+                &caches.$name
+            }
+        })*
+    };
+}
+with_operations!(caches);
 
 /// At most [`MOST_ENTRIES`] values by key; the one that was not asked for the longest goes first.
 #[derive(Debug)]

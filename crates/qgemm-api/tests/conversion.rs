@@ -211,7 +211,7 @@ fn a_plan_says_what_it_launches() {
     let text = plan.to_string();
     assert!(text.contains(&id.to_string()) && text.contains("constant the column order"), "{text}");
     assert!(text.contains("write d") && !text.contains("row factors"), "{text}");
-    assert_eq!(plan.bytes(), 3 * 8 * 4 + 3 * 8 * 2 + 8 * 4);
+    assert_eq!(plan.bytes(), f64::from(3 * 8 * 4 + 3 * 8 * 2 + 8 * 4));
 }
 
 /// All operands at once, on a device that computes.

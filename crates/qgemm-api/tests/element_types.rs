@@ -241,11 +241,10 @@ fn routings_refuse_operands_of_another_type() {
         let (mut offsets, mut counts, mut rows) =
             (make.of("offsets", I32, 5), make.of("counts", I32, 4), make.of("rows", I32, 4));
         let mut workspace = ctx.workspace(plan.workspace_bytes())?;
-        let mut args =
-            RoutingArgs::of_logits((&logits).into(), (&mut ids).into(), (&mut weights).into(), (&mut status).into());
+        let mut args = RoutingArgs::of_logits(&logits, &mut ids, &mut weights, &mut status);
         let (offsets, counts, rows) = ((&mut offsets).into(), (&mut counts).into(), (&mut rows).into());
         (args.bias, args.lists) = (Some((&bias).into()), Some(RoutingLists { offsets, counts, rows }));
-        plan.run(&ctx.default_stream(), RoutingArgs { workspace: Some(&mut workspace), ..args })
+        plan.run(&ctx.default_stream(), args.workspace(&mut workspace))
     });
     check("routing of ids", |ctx, make| {
         let plan = ctx.plan_routing(&Routing::from_ids(2, 4, 2))?;
@@ -254,8 +253,8 @@ fn routings_refuse_operands_of_another_type() {
             (make.of("offsets", I32, 5), make.of("counts", I32, 4), make.of("rows", I32, 4));
         let mut workspace = ctx.workspace(plan.workspace_bytes())?;
         let (offsets, counts, rows) = ((&mut offsets).into(), (&mut counts).into(), (&mut rows).into());
-        let args = RoutingArgs::of_ids((&ids).into(), RoutingLists { offsets, counts, rows }, (&mut status).into());
-        plan.run(&ctx.default_stream(), RoutingArgs { workspace: Some(&mut workspace), ..args })
+        let args = RoutingArgs::of_ids(&ids, RoutingLists { offsets, counts, rows }, &mut status);
+        plan.run(&ctx.default_stream(), args.workspace(&mut workspace))
     });
 }
 

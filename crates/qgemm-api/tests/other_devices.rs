@@ -131,7 +131,7 @@ fn what_runs_brings_is_of_the_plans_device() {
         let (mut counts, mut rows) = (own.allocate(16).expect("memory"), own.allocate(16).expect("memory"));
         let lists =
             RoutingLists { offsets: (&mut far_d).into(), counts: (&mut counts).into(), rows: (&mut rows).into() };
-        let args = RoutingArgs::of_ids((&x).into(), lists, (&mut d).into());
+        let args = RoutingArgs::of_ids(&x, lists, &mut d);
         assert_refused("routing of no tokens", "offsets", plan.run(&stream, args), &own, &other);
     }
 }

@@ -34,7 +34,7 @@ fn a_record_says_what_a_plan_runs() {
     assert_eq!(record.launches.len(), plan.sequence().expect("it launches").steps().len());
     let chosen = record.chosen().expect("one is");
     assert!((chosen.seconds - plan.launch().expect("it launches").estimate).abs() < 1e-12);
-    assert_eq!(record.roof.bytes as u64, plan.bytes());
+    assert_eq!(record.roof.bytes, plan.bytes());
     // The same without ready kernels, for a described weight.
     let described = ctx.describe_weight(w.format(), N, K).expect("K suits");
     assert_eq!(described.bytes(), w.bytes());

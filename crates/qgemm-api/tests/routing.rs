@@ -94,21 +94,14 @@ impl Operands {
     }
 
     fn run(&mut self, ctx: &Context, plan: &RoutingPlan) -> Result<(), Error> {
-        let args = RoutingArgs {
-            logits: self.logits.as_ref().map(Into::into),
-            given_ids: self.given_ids.as_ref().map(Into::into),
-            bias: self.bias.as_ref().map(Into::into),
-            ids: self.ids.as_mut().map(Into::into),
-            weights: self.weights.as_mut().map(Into::into),
-            lists: self.lists.as_mut().map(|[offsets, counts, rows]| RoutingLists {
-                offsets: offsets.into(),
-                counts: counts.into(),
-                rows: rows.into(),
-            }),
-            status: (&mut self.status).into(),
-            tokens: None,
-            workspace: self.workspace.as_mut(),
-        };
+        let lists = self.lists.as_mut().map(|[offsets, counts, rows]| RoutingLists::new(offsets, counts, rows));
+        let mut args = RoutingArgs::new(&mut self.status);
+        args.logits = self.logits.as_ref().map(Into::into);
+        args.given_ids = self.given_ids.as_ref().map(Into::into);
+        args.bias = self.bias.as_ref().map(Into::into);
+        args.ids = self.ids.as_mut().map(Into::into);
+        args.weights = self.weights.as_mut().map(Into::into);
+        (args.lists, args.workspace) = (lists, self.workspace.as_mut());
         plan.run(&ctx.default_stream(), args)
     }
 }
@@ -196,7 +189,7 @@ fn a_plan_says_what_it_is_and_is_found_again() {
     let ctx = noop();
     let plan = ctx.plan_routing(&routing(TOKENS).lists()).expect("valid");
     let text = plan.to_string();
-    assert!(text.contains("noop for 3 tokens, 4 of 40 experts, on noop"), "{text}");
+    assert!(text.contains("noop for 3 tokens to 4 of 40 experts on noop"), "{text}");
     assert!(text.contains("read the logits") && text.contains("write the rows"), "{text}");
     assert_eq!(plan.device(), DeviceId { kind: qgemm_api::DeviceKind::Noop, ordinal: 0 });
     // Logits of 2 bytes, ids and weights, offsets, counts
@@ -217,7 +210,7 @@ fn the_status_becomes_an_error_that_names_the_slot() {
     let logits = ctx.upload(&DType::F32.encode(&[1.0, 2.0, 3.0, 4.0, nan, 5.0, nan, nan])).expect("memory");
     let words = |count: usize| ctx.allocate(4 * count).expect("memory");
     let (mut ids, mut weights, mut status) = (words(6), words(6), words(4));
-    let args = RoutingArgs::of_logits((&logits).into(), (&mut ids).into(), (&mut weights).into(), (&mut status).into());
+    let args = RoutingArgs::of_logits(&logits, &mut ids, &mut weights, &mut status);
     plan.run(&ctx.default_stream(), args).expect("runs");
     let error = plan.check_status(&ctx, &status).expect_err("a token has one expert");
     assert!(matches!(error, Error::TooFewExperts { token: 1, expected: 3, got: 1 }), "{error:?}");

@@ -195,8 +195,7 @@ impl Products for OnDevice {
         let [mut ids, mut weights] = [(); 2].map(|()| ctx.allocate(SLOTS * 4).expect("fits"));
         let mut status = ctx.allocate(16).expect("fits");
         let mut workspace = ctx.workspace(plan.workspace_bytes()).expect("fits");
-        let mut args =
-            RoutingArgs::of_logits((&logits).into(), (&mut ids).into(), (&mut weights).into(), (&mut status).into());
+        let mut args = RoutingArgs::of_logits(&logits, &mut ids, &mut weights, &mut status);
         args.workspace = Some(&mut workspace);
         plan.run(&ctx.default_stream(), args).expect("runs");
         let ids = ctx.download::<u32>(&ids).expect("fits").into_iter().map(|id| id as usize).collect();

@@ -420,7 +420,7 @@ fn zero_tokens_launch_nothing() {
     let ctx = noop();
     let w = weight(&ctx);
     let plan = ctx.plan(&Problem::new(&w, 0)).expect("legal");
-    assert_eq!((plan.workspace_bytes(), plan.kernel_name(), plan.macs()), (0, "none", 0));
+    assert_eq!((plan.workspace_bytes(), plan.kernel_name(), plan.macs()), (0, "none", 0.0));
     assert!(plan.launch().is_none());
     let (x, mut d) = (ctx.allocate(0).expect("memory"), ctx.allocate(0).expect("memory"));
     let args = Args::new(&x, &w, &mut d);
@@ -506,12 +506,24 @@ fn host_slices_are_checked() {
 fn device_names_are_checked() {
     for name in ["", "gpu", "cuda:", "cuda:-1", "cuda:x", "cpu:0:0"] {
         let error = Context::open(name).expect_err(name);
-        assert!(matches!(error, Error::Hal(HalError::BadDeviceName { .. })), "{name}: {error:?}");
+        assert!(matches!(error, Error::UnknownDevice { .. }), "{name}: {error:?}");
     }
     for name in ["cpu:7", "noop:1"] {
         let error = Context::open(name).expect_err(name);
         assert!(matches!(error, Error::Hal(HalError::NoDevice { .. })), "{name}: {error:?}");
     }
+}
+
+#[test]
+fn an_unknown_device_lists_auto_and_the_devices_of_this_build() {
+    let error = Context::open("gpu").expect_err("no such device");
+    let text = error.to_string();
+    assert!(text.contains("`gpu`") && text.contains("auto") && text.contains("cpu"), "{text}");
+    assert_eq!(text.contains("cuda:0"), cfg!(feature = "cuda"), "{text}");
+    assert_eq!(text.contains("wgpu:0"), cfg!(feature = "wgpu"), "{text}");
+    assert!(!text.contains("noop"), "{text}");
+    // `fn main() -> Result<(), Error>` prints the `Debug` text.
+    assert_eq!(format!("{error:?}"), text);
 }
 
 #[cfg(not(feature = "cuda"))]

@@ -191,10 +191,9 @@ fn a_routing_of_no_tokens_writes_lists_without_slots() {
                     let logits = given.view().typed(DType::F32);
                     let written = ids.view_mut();
                     let weights = weights.view_mut().typed(DType::F32);
-                    let args = RoutingArgs::of_logits(logits, written, weights, (&mut status).into());
-                    RoutingArgs { lists: Some(lists), ..args }
+                    RoutingArgs::of_logits(logits, written, weights, &mut status).lists(lists)
                 }
-                None => RoutingArgs::of_ids((&given).into(), lists, (&mut status).into()),
+                None => RoutingArgs::of_ids(&given, lists, &mut status),
             };
             args.tokens = tokens;
             plan.run(&ctx.default_stream(), args).unwrap_or_else(|error| panic!("{plan}: {error}"));

@@ -7,67 +7,9 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use clap::ValueEnum;
 use qgemm_api::{Format, Keys, NormKind, Tuned, XFormat, read_tuned};
-use qgemm_testkit::Suite;
 
-/// An operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Op {
-    /// GEMM with a quantized weight.
-    Gemm,
-    /// Type and layout conversion.
-    Convert,
-    /// Mixture-of-experts GEMM.
-    Experts,
-    /// Router top-k and expert lists.
-    Routing,
-    /// Matrix product of two matrices in device memory.
-    Matmul,
-    /// Quantization of activations (INT8, FP8, FP4).
-    Quantize,
-    /// Attention.
-    Attention,
-    /// RMSNorm and LayerNorm.
-    Norm,
-    /// Rotary embedding and KV-cache append.
-    #[value(name = "kv_append")]
-    KvAppend,
-    /// Sparse-attention indexer: scores and top-k.
-    Indexer,
-    /// Gradient through a packed weight: dX = dY·W.
-    Gradient,
-    /// Optimizer step (SGD, AdamW).
-    Optimizer,
-}
-
-impl Op {
-    /// Its name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Op::Gemm => "gemm",
-            Op::Convert => "convert",
-            Op::Experts => "experts",
-            Op::Routing => "routing",
-            Op::Matmul => "matmul",
-            Op::Quantize => "quantize",
-            Op::Attention => "attention",
-            Op::Norm => "norm",
-            Op::KvAppend => "kv_append",
-            Op::Indexer => "indexer",
-            Op::Gradient => "gradient",
-            Op::Optimizer => "optimizer",
-        }
-    }
-
-    /// Its conformance suite.
-    ///
-    /// # Errors
-    /// When the test kit has none.
-    pub fn suite(self) -> anyhow::Result<&'static dyn Suite> {
-        qgemm_testkit::suite(self.name()).with_context(|| format!("there are no cases of {}", self.name()))
-    }
-}
+use crate::operations::Op;
 
 /// Checks that the operation has `--x-format`, and that the
 /// format is quantized.
@@ -365,16 +307,6 @@ mod tests {
         assert_eq!("3x7".parse::<Sizes>().and_then(|sizes| sizes.convert()).expect("two"), [3, 7]);
         let error = "3x7x1".parse::<Sizes>().and_then(|sizes| sizes.convert()).expect_err("three").to_string();
         assert!(error.contains("3x7x1") && error.contains("RxC"), "{error}");
-    }
-
-    #[test]
-    fn every_suite_is_an_operation_of_the_command() {
-        let suites: Vec<&str> = qgemm_testkit::SUITES.iter().map(|suite| suite.operation()).collect();
-        assert_eq!(Op::value_variants().iter().map(|op| op.name()).collect::<Vec<_>>(), suites);
-        for op in Op::value_variants() {
-            let value = op.to_possible_value().expect("none is hidden");
-            assert_eq!((value.get_name(), op.suite().expect("it has cases").operation()), (op.name(), op.name()));
-        }
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod inspect;
 mod loading;
 mod measured;
 mod opening;
+mod operations;
 mod out;
 mod plan;
 mod prepare;

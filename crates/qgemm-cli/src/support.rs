@@ -7,7 +7,7 @@ mod x_formats;
 use std::fmt::Write;
 
 use anyhow::Context as _;
-use qgemm_api::tuning::{Math, TileConfig, XPrologue};
+use qgemm_api::tuning::{Math, OPERATIONS, OperationInfo, TileConfig, XPrologue};
 use qgemm_api::{Context, DType, Format, HostWeight, Problem, Weight, XPrecision};
 use qgemm_testkit::{WeightKind, weight};
 use serde::Serialize;
@@ -126,14 +126,16 @@ fn rank(math: Math) -> u32 {
 pub struct Families {
     device: String,
     operation: &'static str,
+    summary: &'static str,
     families: Vec<&'static str>,
 }
 
 impl Row for Families {
-    const COLUMNS: &'static [Column] = &[words("device", 9), words("operation", 9), words("families", 0)];
+    const COLUMNS: &'static [Column] =
+        &[words("device", 9), words("operation", 10), words("families", 40), words("computes", 0)];
 
     fn cells(&self) -> Vec<String> {
-        vec![self.device.clone(), self.operation.to_owned(), names(&self.families)]
+        vec![self.device.clone(), self.operation.to_owned(), names(&self.families), self.summary.to_owned()]
     }
 }
 
@@ -203,10 +205,10 @@ fn ask_all(devices: &[&str]) -> anyhow::Result<Answers> {
     for device in devices {
         let ctx = Context::open(device).with_context(|| format!("cannot open {device}"))?;
         let operations = ctx.device().catalog().operations().into_iter();
-        for (operation, families) in operations {
+        for (OperationInfo { name: operation, summary }, families) in operations {
             let families = families::serving(&ctx, operation, families)
                 .with_context(|| format!("cannot ask the families of {operation} on {device}"))?;
-            all.operations.push(Families { device: ctx.info().id.to_string(), operation, families });
+            all.operations.push(Families { device: ctx.info().id.to_string(), operation, summary, families });
         }
         for format in Format::all() {
             let host = made_up(format)?;
@@ -233,18 +235,12 @@ fn page(devices: &[&str], all: &Answers) -> String {
         "\n## Operations and their kernel families\n\n{FAMILIES_NOTE}\n\n{}",
         head("operation", devices)
     );
-    let mut operations: Vec<&str> = Vec::new();
-    for of in &all.operations {
-        if !operations.contains(&of.operation) {
-            operations.push(of.operation);
-        }
-    }
-    for operation in operations {
+    for OperationInfo { name: operation, summary } in OPERATIONS {
         let of_device = |device: &&str| {
-            let of = all.operations.iter().find(|of| (of.device.as_str(), of.operation) == (*device, operation));
+            let of = all.operations.iter().find(|of| (of.device.as_str(), of.operation) == (*device, *operation));
             of.map_or_else(String::new, |of| names(&of.families))
         };
-        let _ = writeln!(page, "| `{operation}` |{}", cells(devices.iter().map(of_device)));
+        let _ = writeln!(page, "| `{operation}`: {summary} |{}", cells(devices.iter().map(of_device)));
     }
     page.push_str(FORMATS_HEADER);
     for x_dtype in DType::ALL {
@@ -371,7 +367,7 @@ mod tests {
         for device in all {
             let ctx = Context::open(device).expect("emulated chips are always here");
             let mut not_here = Vec::new();
-            for (operation, families) in ctx.device().catalog().operations() {
+            for (OperationInfo { name: operation, .. }, families) in ctx.device().catalog().operations() {
                 let serving = families::serving(&ctx, operation, families.clone()).expect("problems are valid");
                 assert!(!serving.is_empty(), "{operation} on {device}");
                 not_here

@@ -13,8 +13,9 @@ use qgemm_api::{
 use serde::Serialize;
 
 use crate::bench::subject::{self, Subject};
-use crate::choice::{self, FormatChoice, Op, Shape, Sizes};
+use crate::choice::{self, FormatChoice, Shape, Sizes};
 use crate::opening::Opening;
+use crate::operations::Op;
 use crate::progress::Progress;
 use crate::table::{self, Column, Row, numbers, words};
 use crate::whole_file::{Existing, WholeFile};

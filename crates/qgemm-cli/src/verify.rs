@@ -3,20 +3,15 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use qgemm_api::{
-    Context, DType, FactorFormat, Indexer, KvFormat, MatmulLayout, NormKind, Scoring, UpdateKind, XFormat, emu,
-};
-use qgemm_testkit::{
-    AttentionCase, AttentionPlaces, Case, ConvertCase, ConvertLayout, ExpertCase, Failure, FormCase, GradientCase,
-    IndexedKeys, IndexerCase, KvAppendCase, MatmulCase, NormCase, OptimizerCase, Outcome, QuantizeCase, RoutingCase,
-    RoutingFrom, Selection, Suite, TestCase, Verdict, WeightKind,
-};
+use qgemm_api::{Context, MatmulLayout, NormKind, XFormat, emu};
+use qgemm_testkit::{Failure, Outcome, Selection, Suite, TestCase, Verdict};
 use rayon::prelude::*;
 use serde::Serialize;
 
 use crate::Holds;
-use crate::choice::{self, FormatChoice, IndexerShape, Op, Sizes};
+use crate::choice::{self, FormatChoice, Sizes};
 use crate::counters;
+use crate::operations::Op;
 use crate::out;
 use crate::progress::Progress;
 use crate::stress::{self, Draw};
@@ -27,74 +22,64 @@ use crate::table::{self, Column, Row, Table, numbers, words};
 pub struct Args {
     /// Device to verify: cpu, cuda:0, wgpu:0, or auto (the best available).
     #[arg(long, default_value = "auto")]
-    device: String,
+    pub device: String,
     /// The operation.
     #[arg(long, value_enum, default_value_t = Op::Gemm)]
-    op: Op,
+    pub op: Op,
     /// List operations and the groups of their suites, and run
     /// nothing.
     #[arg(long)]
-    list: bool,
+    pub list: bool,
     /// Weight format, or `all`.
     #[arg(long, default_value = "all")]
-    format: FormatChoice,
+    pub format: FormatChoice,
     /// Verify these shapes with every element type, instead of the
     /// conformance suite.
-    /// gemm, experts, gradient and matmul: MxNxK (tokens x output
-    /// features x input features).
-    /// convert, quantize and norm: RxC (rows x columns).
-    /// routing: TxExK (tokens x experts x experts per token).
-    /// attention: BxQxSxHxGxD (sequences x queries x keys of each x
-    /// heads x KV heads x head dimension).
-    /// kv_append: TxHxGxD (tokens x heads x KV heads x head
-    /// dimension).
-    /// indexer: QxSxHxD, or in pages BxQxSxHxD ([sequences x] queries
-    /// x keys x heads x features).
-    /// optimizer: N (parameters).
+    /// The help of `--op` has the sizes of each operation.
     #[arg(long, value_name = "SIZES", num_args = 1..)]
-    shape: Vec<Sizes>,
+    pub shape: Vec<Sizes>,
     /// matmul: storage order of A and B, nn, nt, tn or tt (default:
     /// every order).
     #[arg(long, requires = "shape")]
-    layout: Option<MatmulLayout>,
+    pub layout: Option<MatmulLayout>,
     /// matmul: number of products.
     #[arg(long, default_value_t = 1, requires = "shape")]
-    batch: usize,
+    pub batch: usize,
     /// gemm, experts: normalize X first (rms or layer).
     #[arg(long, requires = "shape")]
-    norm: Option<NormKind>,
+    pub norm: Option<NormKind>,
     /// Only this group of the suite (shapes_plain, exact, values,
     /// epilogue, …).
     #[arg(long, conflicts_with = "shape")]
-    group: Option<String>,
+    pub group: Option<String>,
     /// Only this kernel family; cases that it does not support are
     /// skipped.
     #[arg(long)]
-    family: Option<String>,
+    pub family: Option<String>,
     /// quantize, norm: only results in this format. gemm, experts: X
     /// is given in this format; with --norm, X is normalized to it
     /// (q8_0, q8_256, q8_1, int8_token, e4m3_token, e4m3_1x128,
     /// e4m3_tensor, mxfp8, mxfp4, nvfp4).
     #[arg(long)]
-    x_format: Option<XFormat>,
+    pub x_format: Option<XFormat>,
     /// Run random cases for this many seconds instead. On a GPU at
     /// most a third of that goes to new kernels, which may need
     /// compiling.
     #[arg(long, value_name = "SECONDS", conflicts_with_all = ["shape", "group"])]
-    stress: Option<u64>,
+    pub stress: Option<u64>,
     /// First seed of the random cases; each next case adds one. A
     /// failure names its seed. To repeat it, use `--stress 0`, which
     /// runs one case.
     #[arg(long, requires = "stress")]
-    seed: Option<u64>,
+    pub seed: Option<u64>,
     /// Print only cases that fail.
     #[arg(long)]
-    failures: bool,
+    pub failures: bool,
     /// On an emulated device (emu:sm75): also print each kernel's
     /// shared and global memory traffic against the minimum, its MMA
     /// instructions and barriers, and the costliest accesses.
     #[arg(long)]
-    counters: bool,
+    pub counters: bool,
 }
 
 #[derive(Serialize)]
@@ -248,18 +233,7 @@ fn groups() -> Vec<GroupRow> {
 fn cases(args: &Args, wanted: &Selection) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
     match (args.shape.is_empty(), args.op) {
         (true, op) => groups_of(op.suite()?, args.group.as_deref(), wanted),
-        (false, Op::Gemm) => gemm_shapes(args, wanted),
-        (false, Op::Convert) => convert_shapes(args),
-        (false, Op::Experts) => expert_shapes(args, wanted),
-        (false, Op::Routing) => routing_shapes(args),
-        (false, Op::Matmul) => matmul_shapes(args),
-        (false, Op::Quantize) => quantize_shapes(args),
-        (false, Op::Attention) => attention_shapes(args),
-        (false, Op::Norm) => norm_shapes(args),
-        (false, Op::KvAppend) => kv_append_shapes(args),
-        (false, Op::Indexer) => indexer_shapes(args),
-        (false, Op::Gradient) => gradient_shapes(args, wanted),
-        (false, Op::Optimizer) => optimizer_shapes(args),
+        (false, op) => op.cases(args, wanted),
     }
 }
 
@@ -272,232 +246,6 @@ fn groups_of(suite: &dyn Suite, group: Option<&str>, wanted: &Selection) -> anyh
     }
     let chosen = names.into_iter().filter(|name| group.is_none_or(|group| group == *name));
     Ok(chosen.flat_map(|name| suite.cases(name, wanted)).collect())
-}
-
-/// Each shape with every format that can store it. It is an error
-/// if a named format cannot.
-fn gemm_shapes(args: &Args, wanted: &Selection) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
-    let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
-    for shape in choice::gemm_shapes(&args.shape)? {
-        for &format in &wanted.formats {
-            if let Err(error) = format.check_k(shape.k) {
-                ensure!(args.format == FormatChoice::All, "{shape}: {error}");
-                eprintln!("left out: {error}");
-                continue;
-            }
-            for x_dtype in DType::ALL {
-                let case = Case::new(format, shape.m, shape.n, shape.k);
-                let case = match (args.x_format, args.norm) {
-                    (Some(format), None) => case.with_x_format(format),
-                    (normed_format, _) => Case { normed_format, ..case },
-                };
-                let (weights, norm) = (WeightKind::Raw, args.norm);
-                cases.push(Box::new(Case { x_dtype, norm, weights, family: wanted.family, ..case }));
-            }
-        }
-    }
-    Ok(cases)
-}
-
-/// Each shape with 8 experts and top-2, in every form and every
-/// format that can store it. It is an error if a named format
-/// cannot.
-fn expert_shapes(args: &Args, wanted: &Selection) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
-    const EXPERTS: usize = 8;
-    const TOP_K: usize = 2;
-    let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
-    for shape in choice::gemm_shapes(&args.shape)? {
-        for &format in &wanted.formats {
-            if let Err(error) = format.check_k(shape.k) {
-                ensure!(args.format == FormatChoice::All, "{shape}: {error}");
-                eprintln!("left out: {error}");
-                continue;
-            }
-            let indexed = |combined| FormCase::Indexed { top_k: TOP_K, x_per_slot: false, combined };
-            let masked = FormCase::Masked { capacity: (shape.m * TOP_K).div_ceil(EXPERTS) };
-            for form in [FormCase::Contiguous, masked, indexed(false), indexed(true)] {
-                for x_dtype in DType::ALL {
-                    let each = Case::new(format, shape.m, shape.n, shape.k);
-                    let each = args.x_format.map_or(each, |format| each.with_x_format(format));
-                    let (weights, norm) = (WeightKind::Raw, args.norm);
-                    let each = Case { x_dtype, norm, weights, family: wanted.family, ..each };
-                    cases.push(Box::new(ExpertCase::new(each, EXPERTS, shape.m, form)));
-                }
-            }
-        }
-    }
-    Ok(cases)
-}
-
-/// Each shape with every pair of types, plain and transposed.
-fn convert_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
-    let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
-    for sizes in &args.shape {
-        let [rows, columns] = sizes.convert()?;
-        for (from, to) in DType::ALL.into_iter().flat_map(|from| DType::ALL.map(|to| (from, to))) {
-            for x_transposed in [false, true] {
-                let layout = ConvertLayout { x_transposed, ..ConvertLayout::default() };
-                cases.push(Box::new(ConvertCase { layout, ..ConvertCase::new(rows, columns, from, to) }));
-            }
-        }
-    }
-    Ok(cases)
-}
-
-/// Each shape as RMSNorm and LayerNorm, with and without a
-/// residual, for every pair of types or from every type to a
-/// quantized format.
-fn norm_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
-    let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
-    for sizes in &args.shape {
-        let [rows, columns] = sizes.norm()?;
-        for (x, d) in DType::ALL.into_iter().flat_map(|x| DType::ALL.map(|d| (x, d))) {
-            for kind in NormKind::ALL {
-                let case = NormCase::new(rows, columns, kind, x, d);
-                let case = match args.x_format {
-                    Some(_) if d != x => continue,
-                    Some(format) => case.quantized(format),
-                    None => case,
-                };
-                cases.push(Box::new(case));
-                cases.push(Box::new(case.adding(x, x)));
-            }
-        }
-    }
-    Ok(cases)
-}
-
-/// Each length with every rule and gradient type.
-fn optimizer_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
-    let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
-    for sizes in &args.shape {
-        let len = sizes.optimizer()?;
-        for (kind, dtype) in UpdateKind::ALL.into_iter().flat_map(|kind| DType::ALL.map(|dtype| (kind, dtype))) {
-            cases.push(Box::new(OptimizerCase { copy: Some(DType::BF16), ..OptimizerCase::new(len, kind, dtype) }));
-        }
-    }
-    Ok(cases)
-}
-
-/// Each shape with every type of logits and scoring, and with
-/// given ids.
-fn routing_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
-    let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
-    for sizes in &args.shape {
-        let [tokens, experts, top_k] = sizes.routing()?;
-        for (dtype, scoring) in DType::ALL.into_iter().flat_map(|dtype| Scoring::ALL.map(|scoring| (dtype, scoring))) {
-            let from = RoutingFrom::Logits(dtype);
-            cases.push(Box::new(RoutingCase { from, scoring, ..RoutingCase::new(tokens, experts, top_k) }));
-        }
-        cases.push(Box::new(RoutingCase::of_ids(tokens, experts, top_k)));
-    }
-    Ok(cases)
-}
-
-/// Each shape with every layout and type.
-fn matmul_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
-    let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
-    let layouts = args.layout.map_or(MatmulLayout::ALL.to_vec(), |layout| vec![layout]);
-    for shape in choice::gemm_shapes(&args.shape)? {
-        for &layout in &layouts {
-            // Block scales run along K.
-            let served =
-                |format: &FactorFormat| !format.has_scales() || (layout == MatmulLayout::Nt && args.batch == 1);
-            for format in FactorFormat::ALL.into_iter().filter(served) {
-                let case = MatmulCase { layout, batch: args.batch, ..MatmulCase::new([shape.m, shape.n, shape.k]) };
-                let d_dtype = format.plain().unwrap_or(DType::F32);
-                cases.push(Box::new(MatmulCase { types: [format; 2], d_dtype, ..case }));
-            }
-        }
-    }
-    Ok(cases)
-}
-
-/// Each shape with every type of dY and every format that can
-/// store it. It is an error if a named format cannot.
-fn gradient_shapes(args: &Args, wanted: &Selection) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
-    let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
-    for shape in choice::gemm_shapes(&args.shape)? {
-        for &format in &wanted.formats {
-            if let Err(error) = format.check_k(shape.k) {
-                ensure!(args.format == FormatChoice::All, "{shape}: {error}");
-                eprintln!("left out: {error}");
-                continue;
-            }
-            for dtype in DType::ALL {
-                cases.push(Box::new(GradientCase::new(format, shape.m, shape.n, shape.k).of_types(dtype, dtype)));
-            }
-        }
-    }
-    Ok(cases)
-}
-
-/// Each shape with every type of X and format.
-fn quantize_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
-    let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
-    for sizes in &args.shape {
-        let [rows, columns] = sizes.matrix("quantize")?;
-        for to in QuantizeCase::formats().filter(|&to| args.x_format.is_none_or(|format| format == to)) {
-            cases.extend(
-                DType::ALL.map(|from| -> Box<dyn TestCase> { Box::new(QuantizeCase::new(rows, columns, from, to)) }),
-            );
-        }
-    }
-    Ok(cases)
-}
-
-/// Each shape with every type of queries and keys, contiguous and
-/// paged.
-fn attention_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
-    let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
-    for sizes in &args.shape {
-        let [sequences, queries, keys, heads, kv_heads, dim] = sizes.attention()?;
-        for dtype in DType::ALL {
-            let case = AttentionCase::new(&vec![(queries, keys); sequences], (heads, kv_heads), dim, dtype);
-            let of_codes =
-                [KvFormat::E4M3, KvFormat::Q8_0, KvFormat::Q4_0].into_iter().filter(|kv| dim.is_multiple_of(kv.step()));
-            for kv in std::iter::once(KvFormat::Plain(dtype)).chain(of_codes) {
-                for places in [AttentionPlaces::Each, AttentionPlaces::Paged(64)] {
-                    cases.push(Box::new(AttentionCase { kv, places, ..case.clone() }));
-                }
-            }
-        }
-    }
-    Ok(cases)
-}
-
-/// Each shape with every pair of types, contiguous and paged.
-/// Each token is a sequence.
-fn kv_append_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
-    let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
-    for sizes in &args.shape {
-        let [tokens, heads, kv_heads, dim] = sizes.kv_append()?;
-        let all = DType::ALL.into_iter().flat_map(|dtype| KvFormat::ALL.map(|kv| (dtype, kv)));
-        for (dtype, kv) in all.filter(|(_, kv)| dim.is_multiple_of(kv.step())) {
-            for places in [AttentionPlaces::Each, AttentionPlaces::Paged(16)] {
-                let of = AttentionCase::new(&vec![(1, 9); tokens], (heads, kv_heads), dim, dtype);
-                cases.push(Box::new(KvAppendCase::new(AttentionCase { kv, places, ..of })));
-            }
-        }
-    }
-    Ok(cases)
-}
-
-/// Each shape with every format: scores and their top 2048.
-fn indexer_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
-    let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
-    for sizes in &args.shape {
-        let IndexerShape { sequences, queries, keys, heads, features } = sizes.indexer()?;
-        for format in Indexer::FORMATS {
-            let (all, keys) = match sequences {
-                None => (queries, IndexedKeys::All(keys)),
-                Some(count) => (queries * count, IndexedKeys::Paged(64, vec![keys; count])),
-            };
-            let best = Some(Indexer::MOST_CHOSEN);
-            cases.push(Box::new(IndexerCase { best, ..IndexerCase::new(all, (heads, features), format, keys) }));
-        }
-    }
-    Ok(cases)
 }
 
 /// Runs known cases and reports them in order. Small cases run in

@@ -203,21 +203,7 @@ impl Device for CpuDevice {
     }
 
     fn catalog(&self) -> Catalog {
-        Catalog {
-            gemm: families::gemm::FAMILIES,
-            convert: families::convert::FAMILIES,
-            experts: families::experts::FAMILIES,
-            routing: families::routing::FAMILIES,
-            matmul: families::matmul::FAMILIES,
-            quantize: families::quantize::FAMILIES,
-            dequantize: families::dequantize::FAMILIES,
-            attention: families::attention::FAMILIES,
-            norm: families::norm::FAMILIES,
-            optimizer: families::optimizer::FAMILIES,
-            kv_append: families::kv_append::FAMILIES,
-            indexer: families::indexer::FAMILIES,
-            unpack: families::unpack::FAMILIES,
-        }
+        families::CATALOG
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -32,9 +32,8 @@ fn the_number_of_threads_changes_no_bit() {
         let (mut offsets, mut counts, mut status) = (words(experts + 1), words(experts), words(4));
         let lists =
             RoutingLists { offsets: (&mut offsets).into(), counts: (&mut counts).into(), rows: (&mut rows).into() };
-        let args =
-            RoutingArgs::of_logits((&logits).into(), (&mut ids).into(), (&mut weights).into(), (&mut status).into());
-        plan.run(&ctx.default_stream(), RoutingArgs { lists: Some(lists), ..args }).expect("runs");
+        let args = RoutingArgs::of_logits(&logits, &mut ids, &mut weights, &mut status);
+        plan.run(&ctx.default_stream(), args.lists(lists)).expect("runs");
         [&ids, &weights, &rows, &offsets, &counts, &status].map(|buffer| ctx.download(buffer).expect("host memory"))
     };
     let one = written(1);

@@ -53,10 +53,8 @@ pub use cache::{CACHE_VARIABLE, cache_folder};
 /// Driver bindings, for callers that pass their own streams.
 pub use cudarc;
 pub use families::{
-    CATALOG, KernelLaunch, LaunchParams, MakeKernel, Places, Repack, RepackLaunch, ask_registers, attention_sequence,
-    convert_sequence, dequantize_sequence, experts_sequence, gemm_sequence, indexer_sequence, kv_append_sequence,
-    manifest, matmul_sequence, norm_sequence, optimizer_sequence, quantize_sequence, repack_bandwidth,
-    routing_sequence, unpack_sequence,
+    CATALOG, CudaOperation, KernelLaunch, LaunchParams, MakeKernel, Places, Repack, RepackLaunch, ask_registers,
+    manifest, repack_bandwidth,
 };
 pub use graph::{Graph, capture, capture_with};
 pub use hash::Sha256Hash;

@@ -3,8 +3,8 @@
 
 use qgemm_api::tuning::XPrologue;
 use qgemm_api::{Context, DType, Error, HostWeight, NO_COLUMN, Problem, XFormat, XPrecision};
-use qgemm_cuda::{KernelLaunch, convert_sequence};
-use qgemm_hal::{CheckedConvert, Dense, HalError, Kernel, Operands, Stream};
+use qgemm_cuda::{CudaOperation, KernelLaunch};
+use qgemm_hal::{CheckedConvert, ConvertPlan, Dense, HalError, Kernel, Operands, Operation, Stream};
 
 const GROUP: usize = 32;
 
@@ -132,7 +132,8 @@ fn rows_that_are_read_twice_wait_in_shared_memory_where_they_fit() {
         let (x, d) = (Dense::rows_of(DType::F32, columns), Dense::rows_of(DType::F16, columns));
         let op = CheckedConvert { rows: 1, columns, d_columns: columns, x, d, gathers: false, row_factors };
         let mut launches: Vec<KernelLaunch> = Vec::new();
-        convert_sequence(&op, ctx.info(), &mut |launch| {
+        let plan = ConvertPlan { config: op.noop_config().unwrap(), estimate: 0.0 };
+        op.sequence(&plan, ctx.info(), &mut |launch| {
             launches.push(launch);
             Ok(std::sync::Arc::new(NoKernel))
         })

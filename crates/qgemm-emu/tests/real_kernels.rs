@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use qgemm_api::{Args, Context, DType, Error, Plan, Problem, Weight, quantize};
-use qgemm_cuda::{KernelLaunch, Places, gemm_sequence, source};
+use qgemm_cuda::{CudaOperation, KernelLaunch, Places, source};
 use qgemm_emu::{Access, Geometry, Region, device_address, launch_spec, set_block_order};
 use qgemm_hal::{Buffer, GemmOperand, HalError, Kernel, LaunchPlan, Operands, Stream};
 
@@ -125,11 +125,13 @@ fn fault_of(job: &Job, short: &str) -> String {
     let plan = plan.launch().unwrap();
     assert_eq!(plan.workspace.bytes, 0, "{plan:?} needs a workspace");
     let mut launches: Vec<KernelLaunch> = Vec::new();
-    gemm_sequence(job.plan.op(), plan, ctx.info(), &mut |launch| {
-        launches.push(launch);
-        Ok(Arc::new(NoKernel))
-    })
-    .unwrap();
+    job.plan
+        .op()
+        .sequence(plan, ctx.info(), &mut |launch| {
+            launches.push(launch);
+            Ok(Arc::new(NoKernel))
+        })
+        .unwrap();
     let [launch] = &launches[..] else { panic!("{launches:?}") };
     let (x, w, mut d) = (job.x(), ctx.allocate(weight.bytes()).unwrap(), job.d());
     let region = |name, buffer: &Buffer, access| {

@@ -263,6 +263,7 @@ abi_struct! {
 }
 
 mod attention;
+mod gather_rows;
 mod indexer;
 mod kv_append;
 mod matmul;
@@ -272,6 +273,7 @@ mod quantize;
 mod unpack;
 
 pub use attention::*;
+pub use gather_rows::*;
 pub use indexer::*;
 pub use kv_append::*;
 pub use matmul::*;
@@ -468,6 +470,8 @@ pub const STRUCTS: &[AbiStruct] = &[
     MatmulPointers::ABI,
     UnpackShape::ABI,
     UnpackPointers::ABI,
+    GatherRowsShape::ABI,
+    GatherRowsPointers::ABI,
     QuantizeShape::ABI,
     QuantizePointers::ABI,
     DequantizeShape::ABI,

@@ -12,19 +12,6 @@ use std::str::FromStr;
 use thiserror::Error;
 
 use crate::caps::Variant;
-use crate::op::attention::AttentionSpec;
-use crate::op::convert::ConvertSpec;
-use crate::op::dequantize::DequantizeSpec;
-use crate::op::experts::ExpertStepSpec;
-use crate::op::gemm::GemmSpec;
-use crate::op::indexer::IndexerSpec;
-use crate::op::kv_append::KvAppendSpec;
-use crate::op::matmul::MatmulSpec;
-use crate::op::norm::{NormQuantizeSpec, NormSpec};
-use crate::op::optimizer::OptimizerSpec;
-use crate::op::quantize::QuantizeSpec;
-use crate::op::routing::RoutingSpec;
-use crate::op::unpack::UnpackSpec;
 use crate::pack_spec::{PackSpec, ProbeSpec};
 
 /// Kernel identity.
@@ -46,45 +33,54 @@ pub struct KernelId {
     pub spec: Spec,
 }
 
-/// Keys of an operation's kernels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Spec {
-    /// GEMM with a quantized weight.
-    Gemm(GemmSpec),
-    /// Type and layout conversion.
-    Convert(ConvertSpec),
-    /// Mixture-of-experts GEMM, with the keys of one product.
-    Experts(GemmSpec),
-    /// Gather, conversion and combine steps of mixture-of-experts GEMM.
-    ExpertStep(ExpertStepSpec),
-    /// Router top-k and expert lists.
-    Routing(RoutingSpec),
-    /// Matrix product of two matrices in device memory.
-    Matmul(MatmulSpec),
-    /// Transposed rows of a packed weight, dequantized.
-    Unpack(UnpackSpec),
-    /// Quantization of activations (INT8, FP8, FP4).
-    Quantize(QuantizeSpec),
-    /// Dequantization of quantized activations.
-    Dequantize(DequantizeSpec),
-    /// Attention.
-    Attention(AttentionSpec),
-    /// RMSNorm and LayerNorm.
-    Norm(NormSpec),
-    /// RMSNorm and LayerNorm with a quantized result.
-    NormQuantize(NormQuantizeSpec),
-    /// Optimizer step (SGD, AdamW).
-    Optimizer(OptimizerSpec),
-    /// Rotary embedding and KV-cache append.
-    KvAppend(KvAppendSpec),
-    /// Sparse-attention indexer: scores and top-k.
-    Indexer(IndexerSpec),
-    /// Packing of a weight's blocks, run when a weight is loaded.
-    Pack(PackSpec),
-    /// Probe of the device's bandwidth.
-    Probe(ProbeSpec),
+macro_rules! specs {
+    ($($name:ident: $op:ident($($part:ident),*) [$($text:literal $spec:ident($keys:ident)),*] $summary:literal,)*) => {
+        /// Keys of an operation's kernels.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum Spec {
+            $($(
+                #[doc = concat!("Kernels `", $text, "`: ", $summary, ".")]
+                $spec($crate::op::$name::$keys),
+            )*)*
+            /// Packing of a weight's blocks, run when a weight is loaded.
+            Pack(PackSpec),
+            /// Probe of the device's bandwidth.
+            Probe(ProbeSpec),
+        }
+
+        impl Spec {
+            /// The first word of identities with these keys.
+            pub const fn kernels(&self) -> &'static str {
+                match self {
+                    $($(Spec::$spec(_) => $text,)*)*
+                    Spec::Pack(_) => "pack",
+                    Spec::Probe(_) => "probe",
+                }
+            }
+
+            fn parse(kernels: &str, keys: &str) -> Result<Self, String> {
+                match kernels {
+                    $($($text => keys.parse().map(Spec::$spec),)*)*
+                    "pack" => keys.parse().map(Spec::Pack),
+                    "probe" => keys.parse().map(Spec::Probe),
+                    other => Err(format!("no operation is called `{other}`")),
+                }
+            }
+        }
+
+        impl fmt::Display for Spec {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                match self {
+                    $($(Spec::$spec(keys) => keys.fmt(f),)*)*
+                    Spec::Pack(keys) => keys.fmt(f),
+                    Spec::Probe(keys) => keys.fmt(f),
+                }
+            }
+        }
+    };
 }
+crate::with_operations!(specs);
 
 /// A text that is not a kernel identity.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -102,31 +98,13 @@ impl KernelId {
         Self { family: Name::new(family), variant, spec }
     }
 
-    /// Name of the operation.
+    /// Name of the operation, or of the part of it that the kernel computes.
     pub const fn operation(&self) -> &'static str {
-        match self.spec {
-            Spec::Gemm(_) => "gemm",
-            Spec::Convert(_) => "convert",
-            Spec::Experts(_) => "experts",
-            Spec::ExpertStep(_) => "experts_step",
-            Spec::Routing(_) => "routing",
-            Spec::Matmul(_) => "matmul",
-            Spec::Unpack(_) => "unpack",
-            Spec::Quantize(_) => "quantize",
-            Spec::Dequantize(_) => "dequantize",
-            Spec::Attention(_) => "attention",
-            Spec::Norm(_) => "norm",
-            Spec::NormQuantize(_) => "norm_quantize",
-            Spec::Optimizer(_) => "optimizer",
-            Spec::KvAppend(_) => "kv_append",
-            Spec::Indexer(_) => "indexer",
-            Spec::Pack(_) => "pack",
-            Spec::Probe(_) => "probe",
-        }
+        self.spec.kernels()
     }
 
     /// The GEMM keys, if it is a product's kernel.
-    pub const fn gemm(&self) -> Option<&GemmSpec> {
+    pub const fn gemm(&self) -> Option<&crate::op::gemm::GemmSpec> {
         match &self.spec {
             Spec::Gemm(spec) => Some(spec),
             _ => None,
@@ -141,25 +119,7 @@ impl fmt::Display for KernelId {
             Some(variant) => write!(f, "{variant}:")?,
             None => f.write_str("-:")?,
         }
-        match &self.spec {
-            Spec::Gemm(spec) => spec.fmt(f),
-            Spec::Convert(spec) => spec.fmt(f),
-            Spec::Experts(spec) => spec.fmt(f),
-            Spec::ExpertStep(spec) => spec.fmt(f),
-            Spec::Routing(spec) => spec.fmt(f),
-            Spec::Matmul(spec) => spec.fmt(f),
-            Spec::Unpack(spec) => spec.fmt(f),
-            Spec::Quantize(spec) => spec.fmt(f),
-            Spec::Dequantize(spec) => spec.fmt(f),
-            Spec::Attention(spec) => spec.fmt(f),
-            Spec::Norm(spec) => spec.fmt(f),
-            Spec::NormQuantize(spec) => spec.fmt(f),
-            Spec::Optimizer(spec) => spec.fmt(f),
-            Spec::KvAppend(spec) => spec.fmt(f),
-            Spec::Indexer(spec) => spec.fmt(f),
-            Spec::Pack(spec) => spec.fmt(f),
-            Spec::Probe(spec) => spec.fmt(f),
-        }
+        self.spec.fmt(f)
     }
 }
 
@@ -171,26 +131,7 @@ impl FromStr for KernelId {
         let mut parts = text.splitn(4, ':');
         let mut next = |what: &str| parts.next().ok_or_else(|| wrong(format!("it has no {what}")));
         let (operation, family, variant, keys) = (next("operation")?, next("family")?, next("variant")?, next("keys")?);
-        let spec = match operation {
-            "gemm" => keys.parse().map(Spec::Gemm),
-            "convert" => keys.parse().map(Spec::Convert),
-            "experts" => keys.parse().map(Spec::Experts),
-            "experts_step" => keys.parse().map(Spec::ExpertStep),
-            "routing" => keys.parse().map(Spec::Routing),
-            "matmul" => keys.parse().map(Spec::Matmul),
-            "unpack" => keys.parse().map(Spec::Unpack),
-            "quantize" => keys.parse().map(Spec::Quantize),
-            "dequantize" => keys.parse().map(Spec::Dequantize),
-            "attention" => keys.parse().map(Spec::Attention),
-            "norm" => keys.parse().map(Spec::Norm),
-            "norm_quantize" => keys.parse().map(Spec::NormQuantize),
-            "optimizer" => keys.parse().map(Spec::Optimizer),
-            "kv_append" => keys.parse().map(Spec::KvAppend),
-            "indexer" => keys.parse().map(Spec::Indexer),
-            "pack" => keys.parse().map(Spec::Pack),
-            "probe" => keys.parse().map(Spec::Probe),
-            other => Err(format!("no operation is called `{other}`")),
-        };
+        let spec = Spec::parse(operation, keys);
         let variant = match variant {
             "-" => None,
             name => Some(name.parse::<Variant>().map_err(|_| wrong(format!("no variant is called `{name}`")))?),
@@ -310,13 +251,16 @@ mod tests {
 
     use super::*;
     use crate::axis::KernelDType;
-    use crate::op::attention::{AttentionStep, KvFormat, KvPaging};
-    use crate::op::experts::ExpertStep;
-    use crate::op::indexer::IndexerStep;
-    use crate::op::kv_append::KvAppendStep;
-    use crate::op::matmul::{FactorFormat, MatmulLayout};
-    use crate::op::optimizer::UpdateKind;
-    use crate::op::routing::RoutingStep;
+    use crate::op::attention::{AttentionSpec, AttentionStep, KvFormat, KvPaging};
+    use crate::op::convert::ConvertSpec;
+    use crate::op::experts::{ExpertStep, ExpertStepSpec};
+    use crate::op::gemm::GemmSpec;
+    use crate::op::indexer::{IndexerSpec, IndexerStep};
+    use crate::op::kv_append::{KvAppendSpec, KvAppendStep};
+    use crate::op::matmul::{FactorFormat, MatmulLayout, MatmulSpec};
+    use crate::op::norm::{NormQuantizeSpec, NormSpec};
+    use crate::op::optimizer::{OptimizerSpec, UpdateKind};
+    use crate::op::routing::{RoutingSpec, RoutingStep};
     use crate::pack_spec::PackFragments;
 
     fn gemm(weights: Format, x: XFormat) -> KernelId {

@@ -24,6 +24,7 @@ mod mapped_file;
 pub mod noop;
 pub mod op;
 mod operands;
+mod operations;
 mod pack_spec;
 mod pool;
 mod profile;
@@ -34,11 +35,7 @@ pub use buffer::{Buffer, BufferMut, BufferRef, RawBuffer};
 pub use caps::{DeviceId, DeviceInfo, DeviceKind, Math, Variant};
 pub use device::{Device, Event, RawEvent, RawStream, Stream};
 pub use error::{HalError, Unsupported};
-pub use family::{
-    AttentionFamilies, Catalog, ConvertFamilies, DequantizeFamilies, ExpertsFamilies, Family, GemmFamilies,
-    IndexerFamilies, KvAppendFamilies, MatmulFamilies, NormFamilies, OptimizerFamilies, QuantizeFamilies,
-    RoutingFamilies, UnpackFamilies,
-};
+pub use family::{Catalog, Families, Family};
 pub use file_lock::FileLock;
 pub use host::{Host, SimdLevel, read_bandwidth};
 pub use host_memory::{HostMemory, HostSlice, HostSliceMut};
@@ -46,47 +43,32 @@ pub use host_stream::{HostEvent, HostStream};
 pub use kernel_id::{KernelId, KernelIdError, Name, Spec};
 pub use mapped_file::{MappedFile, check_regular};
 pub use op::attention::{
-    Addressing, AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, AttentionStep, HeadRows, KvFormat,
-    KvPaging, KvPlaces, KvRows, MaskBits, Paging, QueryLengths,
+    Addressing, AttentionStep, HeadRows, KvFormat, KvPaging, KvPlaces, KvRows, MaskBits, Paging, QueryLengths,
 };
-pub use op::convert::{ConvertConfig, ConvertOperand, ConvertPlan, ConvertSpec};
-pub use op::dequantize::{DequantizeConfig, DequantizeOperand, DequantizePlan, DequantizeSpec};
 pub use op::expert_lists::{ListedSlots, list_parts};
-pub use op::experts::{
-    Combine, ExpertFault, ExpertForm, ExpertOperand, ExpertStep, ExpertStepSpec, ExpertsConfig, ExpertsPlan,
-};
+pub use op::experts::{Combine, ExpertFault, ExpertForm, ExpertStep};
 pub use op::gemm::{
-    Activation, GemmOperand, GemmSpec, LaunchPlan, NormedX, Schedule, Segment, StreamK, TileConfig, WorkTile,
-    WorkspaceLayout, XOperand, XPlaneRegions, XPlanes, XPrecision, XPrologue, XRegion,
+    Activation, NormedX, Schedule, Segment, StreamK, WorkTile, WorkspaceLayout, XOperand, XPlaneRegions, XPlanes,
+    XPrecision, XPrologue, XRegion,
 };
-pub use op::indexer::{
-    IndexerConfig, IndexerKeys, IndexerLaunch, IndexerOperand, IndexerResult, IndexerRows, IndexerSpec, IndexerStep,
-};
-pub use op::kv_append::{
-    CheckedRotary, KvAppendConfig, KvAppendLaunch, KvAppendOperand, KvAppendSpec, KvAppendStep, RotaryAngles,
-    RotaryPairs,
-};
-pub use op::matmul::{BatchedDense, FactorFormat, MatmulConfig, MatmulLayout, MatmulOperand, MatmulPlan, MatmulSpec};
-pub use op::norm::{
-    AddedResidual, NormConfig, NormFunction, NormKind, NormLaunch, NormOperand, NormQuantizeSpec, NormSpec, QuantizedD,
-    XPlace,
-};
-pub use op::optimizer::{
-    MomentFactors, OptimizerConfig, OptimizerLaunch, OptimizerOperand, OptimizerSpec, StepFactors, UpdateKind,
-    UpdateRule,
-};
-pub use op::quantize::{QuantizeConfig, QuantizeOperand, QuantizePlan, QuantizeSpec};
-pub use op::routing::{
-    ExpertGroups, RoutingConfig, RoutingLaunches, RoutingOperand, RoutingSource, RoutingSpec, RoutingStep, Scoring,
-};
-pub use op::unpack::{UnpackConfig, UnpackOperand, UnpackPlan, UnpackSpec};
-pub use op::{
-    Access, CheckedAttention, CheckedConvert, CheckedDequantize, CheckedExperts, CheckedGemm, CheckedIndexer,
-    CheckedKvAppend, CheckedMatmul, CheckedNorm, CheckedOptimizer, CheckedQuantize, CheckedRouting, CheckedUnpack,
-    Dense, Operand, OperandDesc, Operation,
-};
+pub use op::indexer::{IndexerKeys, IndexerResult, IndexerRows, IndexerStep};
+pub use op::kv_append::{CheckedRotary, KvAppendStep, RotaryAngles, RotaryPairs};
+pub use op::matmul::{BatchedDense, FactorFormat, MatmulLayout};
+pub use op::norm::{AddedResidual, NormFunction, NormKind, QuantizedD, XPlace};
+pub use op::optimizer::{MomentFactors, StepFactors, UpdateKind, UpdateRule};
+pub use op::routing::{ExpertGroups, RoutingSource, RoutingStep, Scoring};
+pub use op::{Access, Dense, MemoryBound, Operand, OperandDesc, Operation};
 pub use operands::{MAX_OPERANDS, Operands, Portion};
+pub use operations::{Listed, OPERATIONS, OperationInfo};
 pub use pack_spec::{PackFragments, PackSpec, ProbeSpec};
 pub use pool::{BufferPool, PoolStats, PooledBuffer};
 pub use profile::{LaunchTimes, StepTimes, record_launches};
 pub use sequence::{Geometry, Kernel, LaunchSequence, LaunchStep, Placed};
+
+/// Re-exports the types of every operation of the list.
+macro_rules! types {
+    ($($name:ident: $op:ident($($part:ident),*) [$($text:literal $spec:ident($keys:ident)),*] $summary:literal,)*) => {
+        $(pub use op::$name::{$op, $($part,)* $($keys,)*};)*
+    };
+}
+crate::with_operations!(types);

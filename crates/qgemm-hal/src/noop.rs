@@ -20,24 +20,7 @@ use crate::error::{HalError, Unsupported};
 use crate::family::{Catalog, Family};
 use crate::host_memory::HostMemory;
 use crate::host_stream::{HostEvent, HostStream};
-use crate::kernel_id::{KernelId, Name, Spec};
-use crate::op::attention::{AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec};
-use crate::op::convert::{ConvertConfig, ConvertOperand, ConvertPlan, ConvertSpec};
-use crate::op::dequantize::{DequantizeConfig, DequantizeOperand, DequantizePlan, DequantizeSpec};
-use crate::op::experts::{ExpertOperand, ExpertsConfig, ExpertsPlan};
-use crate::op::gemm::{GemmOperand, LaunchPlan, Schedule, TileConfig};
-use crate::op::indexer::{IndexerConfig, IndexerLaunch, IndexerOperand, IndexerSpec, IndexerStep};
-use crate::op::kv_append::{KvAppendConfig, KvAppendLaunch, KvAppendOperand, KvAppendSpec, KvAppendStep};
-use crate::op::matmul::{MatmulConfig, MatmulOperand, MatmulPlan, MatmulSpec};
-use crate::op::norm::{NormConfig, NormLaunch, NormOperand, NormSpec};
-use crate::op::optimizer::{OptimizerConfig, OptimizerLaunch, OptimizerOperand, OptimizerSpec};
-use crate::op::quantize::{QuantizeConfig, QuantizeOperand, QuantizePlan, QuantizeSpec};
-use crate::op::routing::{RoutingConfig, RoutingLaunches, RoutingOperand, RoutingSpec, RoutingStep};
-use crate::op::unpack::{UnpackConfig, UnpackOperand, UnpackPlan, UnpackSpec};
-use crate::op::{
-    CheckedAttention, CheckedConvert, CheckedDequantize, CheckedExperts, CheckedGemm, CheckedIndexer, CheckedKvAppend,
-    CheckedMatmul, CheckedNorm, CheckedOptimizer, CheckedQuantize, CheckedRouting, CheckedUnpack, Operand, OperandDesc,
-};
+use crate::op::{Operand, OperandDesc, Operation};
 use crate::operands::Operands;
 use crate::sequence::{Geometry, Kernel, LaunchSequence, LaunchStep};
 
@@ -149,21 +132,12 @@ impl Device for NoopDevice {
     }
 
     fn catalog(&self) -> Catalog {
-        Catalog {
-            gemm: &[&NoopFamily],
-            convert: &[&NoopFamily],
-            experts: &[&NoopFamily],
-            routing: &[&NoopFamily],
-            matmul: &[&NoopFamily],
-            quantize: &[&NoopFamily],
-            dequantize: &[&NoopFamily],
-            attention: &[&NoopFamily],
-            norm: &[&NoopFamily],
-            kv_append: &[&NoopFamily],
-            indexer: &[&NoopFamily],
-            unpack: &[&NoopFamily],
-            optimizer: &[&NoopFamily],
+        macro_rules! catalog {
+            ($($name:ident: $op:ident($($part:ident),*) [$($text:literal $spec:ident($keys:ident)),*] $summary:literal,)*) => {
+                Catalog { $($name: &[&NoopFamily],)* }
+            };
         }
+        crate::with_operations!(catalog)
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -176,248 +150,30 @@ impl Device for NoopDevice {
 #[derive(Debug)]
 struct NoopFamily;
 
-impl NoopFamily {
+impl<O: Operation> Family<O> for NoopFamily {
+    fn name(&self) -> &'static str {
+        "noop"
+    }
+
+    fn configs(&self, op: &O, _info: &DeviceInfo) -> Result<Vec<O::Config>, Unsupported> {
+        Ok(vec![op.noop_config()?])
+    }
+
     /// A sequence of one step without operands.
-    fn sequence<O: Operand>(device: &dyn Device, name: String, id: KernelId) -> Result<LaunchSequence, HalError> {
+    fn prepare(&self, device: &dyn Device, op: &O, plan: &O::Plan) -> Result<LaunchSequence, HalError> {
         let device = device
             .as_any()
             .downcast_ref::<NoopDevice>()
             .ok_or(HalError::WrongDevice { device: device.info().id, what: "the family `noop`" })?;
-        let kernel = NoopKernel { operands: O::ALL, launches: device.launches.clone() };
+        let kernel = NoopKernel { operands: O::Operand::ALL, launches: device.launches.clone() };
         let geometry = Geometry { grid: [1, 1, 1], threads: 1, shared_bytes: 0 };
-        let step = LaunchStep::new::<O>(id, geometry, Arc::new(kernel)).of_operation();
-        Ok(LaunchSequence::new::<O>(name, vec![step]))
-    }
-}
-
-impl Family<CheckedGemm> for NoopFamily {
-    fn name(&self) -> &'static str {
-        "noop"
+        let step = LaunchStep::new::<O::Operand>(op.kernel_id(plan), geometry, Arc::new(kernel)).of_operation();
+        Ok(LaunchSequence::new::<O::Operand>(op.plan_name("noop"), vec![step]))
     }
 
-    fn configs(&self, op: &CheckedGemm, _info: &DeviceInfo) -> Result<Vec<TileConfig>, Unsupported> {
-        let config = TileConfig {
-            family: "noop",
-            main_loop: "noop",
-            variant: None,
-            math: Math::FmaF32,
-            tile_n: 64,
-            tile_m: 64,
-            tile_k: 64,
-            threads: 1,
-            ctas_per_unit: 1,
-            cluster: 1,
-            schedule: Schedule::Grid,
-            max_splits: 4,
-            warps_n: 1,
-            k_groups: 1,
-            stages: 1,
-            shared_bytes: 0,
-            x_format: op.plain_x()?.dtype.into(),
-            x_prologue: None,
-            rounded_weights: None,
-            normalizes_x: false,
-            efficiency: (1000, 1000),
-        };
-        Ok(vec![config])
-    }
-
-    fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<LaunchSequence, HalError> {
-        Self::sequence::<GemmOperand>(device, op.kernel_name("noop"), plan.config.kernel_id(op.format))
-    }
-
-    fn source_hash(&self, _: &CheckedGemm, _: &TileConfig) -> u64 {
+    fn source_hash(&self, _: &O, _: &O::Config) -> u64 {
         0
     }
-}
-
-impl Family<CheckedExperts> for NoopFamily {
-    fn name(&self) -> &'static str {
-        "noop"
-    }
-
-    fn configs(&self, op: &CheckedExperts, info: &DeviceInfo) -> Result<Vec<ExpertsConfig>, Unsupported> {
-        let tiles = Family::<CheckedGemm>::configs(self, &op.each, info)?;
-        Ok(tiles
-            .into_iter()
-            .map(|tile| ExpertsConfig { tile, grouped: false, scratch_bytes: 0, settles: false })
-            .collect())
-    }
-
-    fn prepare(
-        &self,
-        device: &dyn Device,
-        op: &CheckedExperts,
-        plan: &ExpertsPlan,
-    ) -> Result<LaunchSequence, HalError> {
-        Self::sequence::<ExpertOperand>(device, op.kernel_name("noop"), plan.config.kernel_id(op))
-    }
-
-    fn source_hash(&self, _: &CheckedExperts, _: &ExpertsConfig) -> u64 {
-        0
-    }
-}
-
-/// Implements the family `noop` for an operation whose config
-/// provides its kernel identity.
-macro_rules! noop_family {
-    ($op:ty: $config:ty, $plan:ty, $operand:ty; config: $one:expr; name: $name:expr;) => {
-        impl Family<$op> for NoopFamily {
-            fn name(&self) -> &'static str {
-                "noop"
-            }
-
-            fn configs(&self, op: &$op, _info: &DeviceInfo) -> Result<Vec<$config>, Unsupported> {
-                let one: fn(&$op) -> $config = $one;
-                Ok(vec![one(op)])
-            }
-
-            fn prepare(&self, device: &dyn Device, op: &$op, plan: &$plan) -> Result<LaunchSequence, HalError> {
-                let name: fn(&$op) -> String = $name;
-                Self::sequence::<$operand>(device, name(op), plan.config.kernel)
-            }
-
-            fn source_hash(&self, _: &$op, _: &$config) -> u64 {
-                0
-            }
-        }
-    };
-}
-
-noop_family! {
-    CheckedConvert: ConvertConfig, ConvertPlan, ConvertOperand;
-    config: |op| {
-        let spec = ConvertSpec::of(op);
-        ConvertConfig { kernel: KernelId::new("noop", None, Spec::Convert(spec)), efficiency: 1000 }
-    };
-    name: |_| "noop".into();
-}
-
-noop_family! {
-    CheckedRouting: RoutingConfig, RoutingLaunches, RoutingOperand;
-    config: |op| {
-        let step = if op.logits().is_some() { RoutingStep::TopK } else { RoutingStep::Lists };
-        let spec = RoutingSpec { step, experts: op.experts as u32 };
-        let kernel = KernelId::new("noop", None, Spec::Routing(spec));
-        // Large operations have a workspace, so that higher
-        // layers can test with one.
-        let workspace_bytes = if op.tokens > 64 { 1024 } else { 0 };
-        RoutingConfig { kernel, launches: 1, workspace_bytes, efficiency: 1000 }
-    };
-    name: |_| "noop".into();
-}
-
-noop_family! {
-    CheckedMatmul: MatmulConfig, MatmulPlan, MatmulOperand;
-    config: |op| {
-        let (a, b, layout) = (op.a.dtype, op.b.dtype, op.layout());
-        let spec = MatmulSpec { main_loop: Name::new("noop"), a, b, layout, m: 64, n: 64, k: 64 };
-        MatmulConfig {
-            kernel: KernelId::new("noop", None, Spec::Matmul(spec)),
-            math: Math::FmaF32,
-            tile_m: 64,
-            tile_n: 64,
-            tile_k: 64,
-            ctas_per_unit: 1,
-            max_splits: 4,
-            efficiency: 1000,
-            factor_bytes: 0,
-        }
-    };
-    name: |op| op.kernel_name("noop");
-}
-
-noop_family! {
-    CheckedUnpack: UnpackConfig, UnpackPlan, UnpackOperand;
-    config: |op| {
-        let spec = UnpackSpec { main_loop: Name::new("noop"), w: op.format, n: 64 };
-        UnpackConfig { kernel: KernelId::new("noop", None, Spec::Unpack(spec)), efficiency: 1000 }
-    };
-    name: |op| op.kernel_name("noop");
-}
-
-noop_family! {
-    CheckedQuantize: QuantizeConfig, QuantizePlan, QuantizeOperand;
-    config: |op| {
-        let kernel = KernelId::new("noop", None, Spec::Quantize(QuantizeSpec::of(op)));
-        QuantizeConfig { kernel, efficiency: 1000 }
-    };
-    name: |_| "noop".into();
-}
-
-noop_family! {
-    CheckedDequantize: DequantizeConfig, DequantizePlan, DequantizeOperand;
-    config: |op| {
-        let kernel = KernelId::new("noop", None, Spec::Dequantize(DequantizeSpec::of(op)));
-        DequantizeConfig { kernel, efficiency: 1000 }
-    };
-    name: |_| "noop".into();
-}
-
-noop_family! {
-    CheckedAttention: AttentionConfig, AttentionPlan, AttentionOperand;
-    config: |op| {
-        let (qk, v) = (op.qk_dim as u32, op.v_dim as u32);
-        let spec = AttentionSpec::attend(op.kv, [qk, v], 1, 1);
-        AttentionConfig {
-            kernel: KernelId::new("noop", None, Spec::Attention(spec)),
-            launches: 1,
-            parts: 1,
-            part_keys: op.most_keys as u32,
-            // Operations with many queries have a workspace, so that
-            // higher layers can test with one.
-            workspace_bytes: if op.tokens > 64 { 1024 } else { 0 },
-            math: Math::FmaF32,
-            padding: 1.0,
-            efficiency: (1000, 1000),
-        }
-    };
-    name: |_| "noop".into();
-}
-
-noop_family! {
-    CheckedNorm: NormConfig, NormLaunch, NormOperand;
-    config: |_| {
-        let spec = NormSpec::any(0);
-        NormConfig { kernel: KernelId::new("noop", None, Spec::Norm(spec)), efficiency: 1000 }
-    };
-    name: |_| "noop".into();
-}
-
-noop_family! {
-    CheckedKvAppend: KvAppendConfig, KvAppendLaunch, KvAppendOperand;
-    config: |op| {
-        let spec = KvAppendSpec { step: KvAppendStep::All, x: op.dtype, kv: op.kv };
-        let kernel = KernelId::new("noop", None, Spec::KvAppend(spec));
-        KvAppendConfig { kernel, launches: 1, efficiency: 1000 }
-    };
-    name: |_| "noop".into();
-}
-
-noop_family! {
-    CheckedIndexer: IndexerConfig, IndexerLaunch, IndexerOperand;
-    config: |op| {
-        let spec = IndexerSpec::of(IndexerStep::Index, op.format, op.features as u32, 1);
-        IndexerConfig {
-            kernel: KernelId::new("noop", None, Spec::Indexer(spec)),
-            launches: 1,
-            part_queries: op.queries,
-            workspace_bytes: 0,
-            math: Math::FmaF32,
-            padding: 1.0,
-            efficiency: (1000, 1000),
-        }
-    };
-    name: |_| "noop".into();
-}
-
-noop_family! {
-    CheckedOptimizer: OptimizerConfig, OptimizerLaunch, OptimizerOperand;
-    config: |op| {
-        let kernel = KernelId::new("noop", None, Spec::Optimizer(OptimizerSpec::new(op.rule.kind())));
-        OptimizerConfig { kernel, efficiency: 1000 }
-    };
-    name: |_| "noop".into();
 }
 
 #[derive(Debug)]

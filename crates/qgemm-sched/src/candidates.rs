@@ -81,6 +81,19 @@ impl<'f, O: Operation> Candidates<'f, O> {
         self.sorted()
     }
 
+    /// The family and plan of the first candidate.
+    ///
+    /// # Errors
+    /// [`SchedError::NoFamily`] with the reason of every family.
+    pub fn best(self, op: &O, info: &DeviceInfo) -> Result<(&'f dyn Family<O>, O::Plan), SchedError> {
+        let Self { offered, refusals } = self;
+        let best = offered.into_iter().next().map(|best| (best.family, best.plan));
+        best.ok_or_else(|| {
+            let operation = format!("{} of {}", O::NAME, op.describe());
+            SchedError::NoFamily { device: info.name.clone(), operation, refusals }
+        })
+    }
+
     fn sorted(mut self) -> Self {
         self.offered.sort_by(|a, b| a.cost.seconds.total_cmp(&b.cost.seconds));
         self
@@ -93,7 +106,7 @@ impl<O: Measured> Candidates<'_, O> {
         if !tuned.avoided().is_empty() {
             let mut avoided = Vec::new();
             self.offered.retain(|offer| {
-                let why = tuned.why_avoided(info, &op.kernel(&offer.plan));
+                let why = tuned.why_avoided(info, &op.kernel_id(&offer.plan));
                 avoided.extend(why.map(|why| (offer.family.name(), why.to_owned())));
                 why.is_none()
             });
@@ -107,7 +120,7 @@ impl<O: Measured> Candidates<'_, O> {
         }
         let found = tuned.find_others(info, op);
         for offer in self.offered.iter_mut().filter(|_| !found.is_empty()) {
-            let (kernel, parts) = (op.kernel(&offer.plan), O::parts(&offer.plan));
+            let (kernel, parts) = (op.kernel_id(&offer.plan), O::parts(&offer.plan));
             let known = found.iter().find(|known| known.kernel == kernel && known.parts == parts);
             let is_current = |hash: u64| offer.family.source_hash(op, O::config(&offer.plan)) == hash;
             offer.measured = known.filter(|known| is_current(known.source_hash)).map(|known| known.seconds);
@@ -117,12 +130,4 @@ impl<O: Measured> Candidates<'_, O> {
         self.offered.sort_by(|a, b| rank(a).total_cmp(&rank(b)));
         self
     }
-}
-
-/// Cost of a bandwidth-bound operation: `per_mille` of the
-/// bandwidth, plus `launches`.
-pub(crate) fn moving(op: &impl Operation, info: &DeviceInfo, per_mille: u32, launches: u32) -> Cost {
-    let memory = op.traffic() / (info.bandwidth * (f64::from(per_mille.max(1)) / 1000.0));
-    let launch = f64::from(launches) * info.launch_seconds;
-    Cost::of_parts(memory, 0.0, launch, launch + memory)
 }

@@ -28,16 +28,7 @@ pub fn choose<'f>(
     tuned: &TunedTable,
 ) -> Result<(&'f dyn Family<CheckedExperts>, ExpertsPlan), SchedError> {
     let families = &wanted_families(families, preferences.family.as_deref(), info)?;
-    let Candidates { offered, refusals } = candidates(op, info, families, preferences, tuned);
-    let best = offered.into_iter().next().map(|best| (best.family, best.plan));
-    best.ok_or_else(|| {
-        let (each, form) = (&op.each, op.form.name());
-        let operation = format!(
-            "{form} products of {} rows with {} experts of {} x {} in {}, X in {}",
-            each.m, op.experts, each.out_features, each.k, each.format, each.x.format
-        );
-        SchedError::NoFamily { device: info.name.clone(), operation, refusals }
-    })
+    candidates(op, info, families, preferences, tuned).best(op, info)
 }
 
 /// All candidates that [`choose`] ranks for `op`.
@@ -342,6 +333,6 @@ mod tests {
         let error =
             choose(&op(ExpertForm::Contiguous, 6), device.info(), &[], &Preferences::default(), &TunedTable::new());
         let text = error.expect_err("nobody").to_string();
-        assert!(text.contains("contiguous products of 6 rows with 8 experts of 64 x 32 in f32"), "{text}");
+        assert!(text.contains("contiguous products with 8 experts, each 6 x 64 x 32, f32"), "{text}");
     }
 }

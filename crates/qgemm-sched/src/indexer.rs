@@ -17,13 +17,7 @@ pub fn choose<'f>(
     info: &DeviceInfo,
     families: &[&'f dyn Family<CheckedIndexer>],
 ) -> Result<(&'f dyn Family<CheckedIndexer>, IndexerLaunch), SchedError> {
-    let Candidates { offered, refusals } = candidates(op, info, families);
-    let best = offered.into_iter().next().map(|best| (best.family, best.plan));
-    best.ok_or_else(|| {
-        let CheckedIndexer { queries, heads, features, format, .. } = op;
-        let operation = format!("an indexer of {queries} queries, {heads} heads of {features} features in {format}");
-        SchedError::NoFamily { device: info.name.clone(), operation, refusals }
-    })
+    candidates(op, info, families).best(op, info)
 }
 
 /// All candidates that [`choose`] ranks for `op`.

@@ -4,13 +4,12 @@
 //!
 //! Pure: it knows descriptions of devices and kernels, never a device.
 //!
-//! Each operation has a module with a `choose` function:
+//! `choose` functions pick a family and its config:
 //!
 //! - [`gemm::choose`] uses tuned configs ([`TunedTable`])
 //!   first, then the cost model.
-//! - [`convert::choose`], [`unpack::choose`], [`norm::choose`],
-//!   [`kv_append::choose`], [`routing::choose`], [`quantize::choose`] and
-//!   [`dequantize::choose`] pick the family that moves the bytes fastest.
+//! - [`memory_bound::choose`] picks the family that moves the bytes
+//!   of a [`MemoryBound`](qgemm_hal::MemoryBound) operation fastest.
 //! - [`experts::choose`] assumes that all experts have the same load.
 //! - [`matmul::choose`] also splits K.
 //! - [`attention::choose`] and [`indexer::choose`] weigh
@@ -20,20 +19,13 @@
 
 pub mod attention;
 mod candidates;
-pub mod convert;
-pub mod dequantize;
 mod error;
 pub mod experts;
 pub mod gemm;
 pub mod indexer;
-pub mod kv_append;
 pub mod matmul;
 mod measured;
-pub mod norm;
-pub mod optimizer;
-pub mod quantize;
-pub mod routing;
-pub mod unpack;
+pub mod memory_bound;
 
 pub use candidates::{Candidates, Offered, wanted_families};
 pub use error::{Refusal, SchedError, TunedError};

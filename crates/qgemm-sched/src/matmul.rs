@@ -33,13 +33,7 @@ pub fn choose<'f>(
     families: &[&'f dyn Family<CheckedMatmul>],
     tuned: &TunedTable,
 ) -> Result<(&'f dyn Family<CheckedMatmul>, MatmulPlan), SchedError> {
-    let Candidates { offered, refusals } = candidates(op, info, families, tuned);
-    let best = offered.into_iter().next().map(|best| (best.family, best.plan));
-    best.ok_or_else(|| {
-        let CheckedMatmul { batch, m, n, k, a, b, .. } = op;
-        let operation = format!("matmul of {batch} x {m}x{n}x{k}, {} {} by {}", op.layout(), a.dtype, b.dtype);
-        SchedError::NoFamily { device: info.name.clone(), operation, refusals }
-    })
+    candidates(op, info, families, tuned).best(op, info)
 }
 
 /// All candidates that [`choose`] ranks for `op`.
@@ -236,6 +230,6 @@ mod tests {
         assert_eq!(chosen(&op(32, 32, 0)).1.splits, 1);
         let error =
             choose(&op(7, 8, 9), &info(), &[&never], &TunedTable::new()).expect_err("serves nothing").to_string();
-        assert!(error.contains("matmul of 1 x 7x8x9, nn f32 by f32: never serves nothing"), "{error}");
+        assert!(error.contains("matmul of 1 x 7 x 8 x 9, nn, f32 by f32: never serves nothing"), "{error}");
     }
 }

@@ -13,10 +13,6 @@ pub trait Measured: Operation {
     fn problem(&self) -> Option<String>;
     /// Whether its token counts are the upper ends of their ranges.
     fn stands_for_its_range(&self) -> bool;
-    /// Kernel identity of a plan.
-    fn kernel(&self, plan: &Self::Plan) -> KernelId;
-    /// Config of a plan.
-    fn config(plan: &Self::Plan) -> &Self::Config;
     /// Parts that the work of a tile is split into.
     fn parts(plan: &Self::Plan) -> u32;
 }
@@ -49,14 +45,6 @@ impl Measured for CheckedExperts {
         last_of_range(self.tokens()) == self.tokens()
     }
 
-    fn kernel(&self, plan: &ExpertsPlan) -> KernelId {
-        plan.config.kernel_id(self)
-    }
-
-    fn config(plan: &ExpertsPlan) -> &Self::Config {
-        &plan.config
-    }
-
     fn parts(_: &ExpertsPlan) -> u32 {
         1
     }
@@ -75,14 +63,6 @@ impl Measured for CheckedMatmul {
 
     fn stands_for_its_range(&self) -> bool {
         true
-    }
-
-    fn kernel(&self, plan: &MatmulPlan) -> KernelId {
-        plan.config.kernel
-    }
-
-    fn config(plan: &MatmulPlan) -> &Self::Config {
-        &plan.config
     }
 
     fn parts(plan: &MatmulPlan) -> u32 {

@@ -38,7 +38,8 @@ macro_rules! conformance {
             kv_append_lengths kv_append_heads kv_append_angles kv_append_layouts
             indexer_lengths indexer_heads indexer_values indexer_best indexer_layouts
             gradient_formats gradient_exact gradient_nan_codes gradient_parts gradient_order gradient_gated gradient_experts
-            optimizer_rules optimizer_steps);
+            optimizer_rules optimizer_steps
+            gather_rows_formats gather_rows_ids gather_rows_layouts);
     };
     (@tests $device:literal $($group:ident)*) => {
         $(

@@ -23,6 +23,7 @@ mod conformance;
 mod convert;
 mod experts;
 pub mod fuzz;
+mod gather_rows;
 mod gemm;
 mod gradient;
 mod indexer;
@@ -48,6 +49,7 @@ pub use convert::{
     ConvertCase, ConvertLayout, ConvertOrder, ConvertValues, convert, converted_row, nearest, run_conversion,
 };
 pub use experts::{ExpertCase, FormCase, IndexKind};
+pub use gather_rows::GatherRowsCase;
 pub use gemm::{
     ActOrder, Added, Case, Epilogue, Expected, Layout, Resolution, Rounding, TOKENS, activate, exemptions, multiply,
     multiply_gated, random_case, rounded, run,

@@ -5,8 +5,10 @@ use std::fmt;
 use qgemm_api::Context;
 use qgemm_api::tuning::KernelId;
 use qgemm_formats::{Format, XFormat};
+use qgemm_hal::OPERATIONS;
 
 use crate::experts::ExpertSuite;
+use crate::gather_rows::GatherRowsSuite;
 use crate::gemm::GemmSuite;
 use crate::gradient::GradientSuite;
 use crate::norm::NormSuite;
@@ -62,6 +64,11 @@ impl Default for Selection {
 pub trait Suite: fmt::Debug + Send + Sync {
     /// Name of the operation.
     fn operation(&self) -> &'static str;
+
+    /// One line of what the operation computes.
+    fn summary(&self) -> &'static str {
+        OPERATIONS.iter().find(|info| info.name == self.operation()).map_or("", |info| info.summary)
+    }
 
     /// The groups, in the order of tables.
     fn groups(&self) -> Vec<Group>;
@@ -126,6 +133,7 @@ pub const SUITES: &[&dyn Suite] = &[
     &indexer::SUITE,
     &GradientSuite,
     &optimizer::SUITE,
+    &GatherRowsSuite,
 ];
 
 /// The suite of an operation.

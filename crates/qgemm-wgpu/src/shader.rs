@@ -291,25 +291,26 @@ pub(crate) fn compose_experts(format: Format, code: &WeightCode, part: &Part) ->
     compose_with(EXPERTS_PARAMS, &WITH_EPILOGUE, format, code, part)
 }
 
+/// A shader of these parts, for `threads` invocations a workgroup.
+pub(crate) fn compose_parts(threads: u32, parts: &[&str]) -> Shader {
+    let prelude = prelude(&[("THREADS", threads)]);
+    let source = [&[prelude.as_str()], parts].concat().join("\n");
+    Shader { source, prelude }
+}
+
 /// The index check shader.
 pub(crate) fn compose_experts_check(threads: u32) -> Shader {
-    let prelude = prelude(&[("THREADS", threads)]);
-    let source = [prelude.as_str(), ABI, EXPERTS_CHECK].join("\n");
-    Shader { source, prelude }
+    compose_parts(threads, &[ABI, EXPERTS_CHECK])
 }
 
 /// The shader that gathers index and row factors.
 pub(crate) fn compose_experts_gather(threads: u32) -> Shader {
-    let prelude = prelude(&[("THREADS", threads)]);
-    let source = [prelude.as_str(), EXPERTS_GATHER].join("\n");
-    Shader { source, prelude }
+    compose_parts(threads, &[EXPERTS_GATHER])
 }
 
 /// The combine shader.
 pub(crate) fn compose_experts_combine(threads: u32) -> Shader {
-    let prelude = prelude(&[("THREADS", threads)]);
-    let source = [prelude.as_str(), ABI, NUMBERS, HALVES, STORE, EXPERTS_COMBINE].join("\n");
-    Shader { source, prelude }
+    compose_parts(threads, &[ABI, NUMBERS, HALVES, STORE, EXPERTS_COMBINE])
 }
 
 fn compose_with(params: &'static str, ends: &[&'static str], format: Format, code: &WeightCode, part: &Part) -> Shader {

@@ -6,6 +6,10 @@ use std::path::Path;
 
 use super::{Finding, Source};
 
+/// Place of the modules that a folder's list does not name, such as
+/// those of operations. They do not use one another.
+const SIBLINGS: &str = "*";
+
 /// Folders with their modules, lowest first. The folder's `lib.rs`
 /// or `mod.rs` may use all of them.
 const ORDERS: &[(&str, &[&str])] = &[
@@ -48,17 +52,9 @@ const ORDERS: &[(&str, &[&str])] = &[
             "prelude",
             "launch_params",
             "kernel_launch",
-            "convert",
-            "unpack",
-            "routing",
-            "matmul",
             "quantize",
-            "dequantize",
             "attention",
-            "kv_append",
-            "indexer",
-            "norm",
-            "optimizer",
+            SIBLINGS,
             "gemm",
             "experts",
             "repack",
@@ -98,6 +94,7 @@ const ORDERS: &[(&str, &[&str])] = &[
             "sm120_block_scaled",
             "projection",
             "sequence",
+            "families",
         ],
     ),
 ];
@@ -124,7 +121,8 @@ fn file(source: &Source) -> Vec<Finding> {
             continue;
         }
         let module = own[depth];
-        let Some(floor) = order.iter().position(|m| *m == module) else {
+        let place = |name: &str| order.iter().position(|m| *m == name);
+        let Some(floor) = place(module).or_else(|| place(SIBLINGS)) else {
             findings.push(Finding::in_file(&source.path, format!("`{module}` has no place in {}", file!())));
             continue;
         };
@@ -132,7 +130,8 @@ fn file(source: &Source) -> Vec<Finding> {
             if used.len() <= depth || used[..depth] != own[..depth] || used[depth] == module {
                 continue;
             }
-            if !order[..floor].contains(&used[depth]) {
+            let used_floor = place(used[depth]).or_else(|| place(SIBLINGS));
+            if used_floor.is_none_or(|used_floor| used_floor >= floor) {
                 let what = format!("{module} may not use {}; it may use {:?}", used[depth], &order[..floor]);
                 findings.push(Finding::at(&source.path, line, what));
             }
@@ -228,6 +227,9 @@ mod tests {
     #[test]
     fn a_module_without_a_place_and_items_of_the_folder_itself_are_found() {
         assert_eq!(findings("new.rs", ""), 1);
+        assert_eq!(findings("families/new.rs", "use super::kernel_launch::load;\n"), 0);
+        assert_eq!(findings("families/new.rs", "use super::convert::Convert;\n"), 1);
+        assert_eq!(findings("families/kernel_launch.rs", "use super::new::New;\n"), 1);
         assert_eq!(findings("families/kernel_launch.rs", "use super::manifest;\n"), 1);
     }
 }

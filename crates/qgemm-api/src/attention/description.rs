@@ -3,11 +3,8 @@
 
 use qgemm_formats::DType;
 use qgemm_hal::op::attention::{HEAD_DIM_STEP, MOST_HEAD_DIM};
-use qgemm_hal::{
-    Addressing, AttentionFamilies, CheckedAttention, DeviceInfo, Family, HeadRows, KvFormat, KvPlaces, KvRows,
-    MaskBits, Paging, QueryLengths,
-};
-use qgemm_sched::wanted_families;
+use qgemm_hal::{Addressing, CheckedAttention, HeadRows, KvFormat, KvPlaces, KvRows, MaskBits, Paging, QueryLengths};
+use qgemm_sched::Preferences;
 
 use crate::error::Error;
 use crate::operand::WIDE_ACCESS;
@@ -137,9 +134,6 @@ pub struct Attention {
     batch_invariant: bool,
     family: Option<String>,
 }
-
-/// Candidate families of a plan.
-type AllowedFamilies = Vec<&'static dyn Family<CheckedAttention>>;
 
 impl Attention {
     /// Attention of `heads` query heads and `kv_heads` KV heads of `head_dim`
@@ -311,14 +305,9 @@ impl Attention {
         self
     }
 
-    /// Families of the device that may serve the problem.
-    pub(crate) fn families(&self, info: &DeviceInfo, all: AttentionFamilies) -> Result<AllowedFamilies, Error> {
-        Ok(wanted_families(all, self.family.as_deref(), info)?)
-    }
-
-    /// Whether any family may serve the problem.
-    pub(crate) fn is_unrestricted(&self) -> bool {
-        self.family.is_none()
+    /// What candidates are restricted to.
+    pub(crate) fn preferences(&self) -> Preferences {
+        Preferences { family: self.family.clone(), ..Preferences::default() }
     }
 
     /// Validates everything that is independent of a run's buffers.

@@ -1,48 +1,27 @@
 //! [`AttentionPlan`]: kernels made ready for one attention.
 
-use std::fmt;
-use std::sync::Arc;
-
 use qgemm_formats::{DType, ElementType};
 use qgemm_hal::op::attention::{KV_BLOCK, KV_SCALES};
 use qgemm_hal::{
-    AttentionOperand, AttentionPlan as Launch, BufferMut, BufferRef, CheckedAttention, Device, DeviceId, KernelId,
-    KvFormat, LaunchSequence, Operands, Operation, Stream,
+    AttentionOperand, AttentionPlan as Launch, BufferMut, BufferRef, CheckedAttention, DeviceInfo, Families, HeadRows,
+    KvFormat, KvRows, Stream,
 };
-use qgemm_sched::Offered;
-use qgemm_sched::attention::{candidates, choose};
+use qgemm_sched::{Candidates, Preferences, SchedError, TunedTable, attention, wanted_families};
 
 use super::description::{Attention, extent_bytes};
+use crate::context::Context;
 use crate::error::Error;
-use crate::nothing::Nothing;
-use crate::operand::{Checks, Extent, WIDE_ACCESS};
-use crate::plan_cache::{PlanCaches, Ready};
+use crate::operand::{Extent, WIDE_ACCESS};
+use crate::planned::{Bound, Chosen, Planned, Wanted, explain};
+use crate::record::{Dispatch, PlanRecord, Recorded, Reduction, ReductionOrder, SplitAxis, WorkspaceRegion};
 use crate::workspace::Workspace;
 
-/// Kernels chosen and made ready for one [`Attention`]; made by [`Context::plan_attention`](crate::Context::plan_attention). Its text
-/// says what a run launches.
-#[derive(Debug)]
-pub struct AttentionPlan {
-    op: CheckedAttention,
-    device: DeviceId,
-    extents: Extents,
-    /// None where there is no query.
-    ready: Option<Arc<Ready<CheckedAttention>>>,
-}
-
-/// What a run asks of its buffers.
-#[derive(Debug)]
-struct Extents {
-    q: Extent,
-    k: Extent,
-    v: Extent,
-    /// Scales of K and of V, where the format has some.
-    scales: Option<[Extent; 2]>,
-    d: Extent,
-}
+/// Kernels chosen and made ready for one [`Attention`]; made by [`Context::plan_attention`]. Its text says what a run launches.
+pub type AttentionPlan = Planned<CheckedAttention>;
 
 /// What one run of an [`AttentionPlan`] reads and writes.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct AttentionArgs<'a> {
     /// Queries.
     pub q: BufferRef<'a>,
@@ -78,7 +57,7 @@ pub struct AttentionArgs<'a> {
 }
 
 impl<'a> AttentionArgs<'a> {
-    /// What every run has; the others are fields to set.
+    /// What every run has. Methods add the other operands.
     pub fn new(
         q: impl Into<BufferRef<'a>>,
         k: impl Into<BufferRef<'a>>,
@@ -103,83 +82,206 @@ impl<'a> AttentionArgs<'a> {
             workspace: None,
         }
     }
+
+    /// With the factors of the heads of keys.
+    pub fn k_factors(mut self, k_factors: impl Into<BufferRef<'a>>) -> Self {
+        self.k_factors = Some(k_factors.into());
+        self
+    }
+
+    /// With the factors of the heads of values.
+    pub fn v_factors(mut self, v_factors: impl Into<BufferRef<'a>>) -> Self {
+        self.v_factors = Some(v_factors.into());
+        self
+    }
+
+    /// With the scales of the blocks of keys.
+    pub fn k_scales(mut self, k_scales: impl Into<BufferRef<'a>>) -> Self {
+        self.k_scales = Some(k_scales.into());
+        self
+    }
+
+    /// With the scales of the blocks of values.
+    pub fn v_scales(mut self, v_scales: impl Into<BufferRef<'a>>) -> Self {
+        self.v_scales = Some(v_scales.into());
+        self
+    }
+
+    /// With the offsets of the queries.
+    pub fn q_offsets(mut self, q_offsets: impl Into<BufferRef<'a>>) -> Self {
+        self.q_offsets = Some(q_offsets.into());
+        self
+    }
+
+    /// With the offsets of the keys.
+    pub fn kv_offsets(mut self, kv_offsets: impl Into<BufferRef<'a>>) -> Self {
+        self.kv_offsets = Some(kv_offsets.into());
+        self
+    }
+
+    /// With the lengths of the sequences.
+    pub fn kv_lengths(mut self, kv_lengths: impl Into<BufferRef<'a>>) -> Self {
+        self.kv_lengths = Some(kv_lengths.into());
+        self
+    }
+
+    /// With the block table.
+    pub fn block_table(mut self, block_table: impl Into<BufferRef<'a>>) -> Self {
+        self.block_table = Some(block_table.into());
+        self
+    }
+
+    /// With the mask.
+    pub fn mask(mut self, mask: impl Into<BufferRef<'a>>) -> Self {
+        self.mask = Some(mask.into());
+        self
+    }
+
+    /// With room for the log-sum-exp.
+    pub fn lse(mut self, lse: impl Into<BufferMut<'a>>) -> Self {
+        self.lse = Some(lse.into());
+        self
+    }
+
+    /// With a workspace.
+    pub fn workspace(mut self, workspace: &'a mut Workspace) -> Self {
+        self.workspace = Some(workspace);
+        self
+    }
+}
+
+impl Context {
+    /// Chooses kernels for `attention` and makes them ready. What was planned before is known, as with [`Context::plan`].
+    ///
+    /// ```
+    /// use qgemm_api::{Attention, AttentionArgs, Context, DType, Keys, Queries};
+    ///
+    /// let ctx = Context::open("cpu")?;
+    /// // One query of each of two sequences, with room for four keys each; one head of eight features.
+    /// let attention = Attention::new(DType::F32, 1, 1, 8, Queries::each(2, 1), Keys::lengths(4)).causal();
+    /// let plan = ctx.plan_attention(&attention)?;
+    /// let (q, k) = (ctx.upload(&[0.5f32; 2 * 8])?, ctx.upload(&[1.0f32; 2 * 4 * 8])?);
+    /// let values: Vec<f32> = (0..2 * 4 * 8).map(|i| (i / 8) as f32).collect();
+    /// let (v, lengths) = (ctx.upload(&values)?, ctx.upload(&[3u32, 1])?);
+    /// let mut d = ctx.allocate(2 * 8 * 4)?;
+    /// let args = AttentionArgs::new(&q, &k, &v, &mut d);
+    /// plan.run(&ctx.default_stream(), args.kv_lengths(&lengths))?;
+    /// let means: Vec<f32> = ctx.download(&d)?; // all keys are alike: the means of the values 0, 1, 2, and of 4
+    /// assert!(means[..8].iter().all(|v| (v - 1.0).abs() < 1e-6) && means[8..].iter().all(|v| *v == 4.0));
+    /// # Ok::<(), qgemm_api::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the attention is not valid, no family serves it, or a kernel cannot be made ready.
+    pub fn plan_attention(&self, attention: &Attention) -> Result<AttentionPlan, Error> {
+        Planned::new(self, attention.check()?, attention.preferences())
+    }
+
+    /// A plan for each way to run `attention` that [`Context::plan_attention`] has the choice of, the fastest by the cost model first; none
+    /// where there is no query. To test them all.
+    ///
+    /// # Errors
+    /// As [`Context::plan_attention`].
+    pub fn plan_attention_every_way(&self, attention: &Attention) -> Result<Vec<AttentionPlan>, Error> {
+        Planned::of_candidates(self, &attention.check()?, &attention.preferences())
+    }
+
+    /// What [`Context::plan_attention`] would choose: see [`Context::explain`].
+    ///
+    /// # Errors
+    /// When the attention is not valid, or the family asked for does not exist.
+    pub fn explain_attention(&self, problem: &Attention) -> Result<PlanRecord, Error> {
+        explain(self, &problem.check()?, &problem.preferences())
+    }
+}
+
+impl Chosen for CheckedAttention {
+    fn candidates(
+        &self,
+        info: &DeviceInfo,
+        families: Families<Self>,
+        preferences: &Preferences,
+        _: &TunedTable,
+    ) -> Result<Candidates<'static, Self>, SchedError> {
+        let families = wanted_families(families, preferences.family.as_deref(), info)?;
+        Ok(attention::candidates(self, info, &families))
+    }
+}
+
+impl Recorded for CheckedAttention {
+    fn cut(plan: &Launch) -> String {
+        match plan.config.parts {
+            1 => "whole sequences".into(),
+            parts => format!("keys in {parts} parts of {}", plan.config.part_keys),
+        }
+    }
+
+    fn workspace(&self, plan: &Launch) -> Vec<WorkspaceRegion> {
+        let name = if plan.config.parts > 1 { "partial results" } else { "lists of tiles" };
+        WorkspaceRegion::whole(name, plan.config.workspace_bytes)
+    }
+
+    fn dispatch(&self, plan: &Launch) -> Dispatch {
+        Dispatch::along(SplitAxis::Head, plan.config.parts)
+    }
+
+    fn reduction(&self, plan: &Launch, _: &DeviceInfo) -> Option<Reduction> {
+        (plan.config.parts > 1).then(|| Reduction::of_parts(self.workspace(plan), ReductionOrder::InOrder))
+    }
+}
+
+impl Bound for CheckedAttention {
+    fn wanted(&self, operand: AttentionOperand, used: bool) -> Wanted {
+        use AttentionOperand as O;
+        let paging = self.paging();
+        let of = |strides, counts, columns, format: KvFormat, alignment| {
+            // `Attention::check` found that they fit the address space.
+            let bytes = extent_bytes(strides, counts, columns, format).unwrap_or(u64::MAX) as usize;
+            Extent::new(format.element(), bytes, alignment)
+        };
+        let of_tokens = |rows: &HeadRows, columns| {
+            let alignment = if rows.aligned { WIDE_ACCESS } else { self.dtype.bytes() };
+            let strides = [0, rows.token_stride, rows.head_stride];
+            of(strides, [1, self.tokens, self.heads], columns, KvFormat::Plain(self.dtype), alignment)
+        };
+        let of_keys = |rows: &KvRows, columns| {
+            let alignment = if rows.rows.aligned { self.kv.vector_bytes() } else { self.kv.width() };
+            let strides = [rows.page_stride, rows.rows.token_stride, rows.rows.head_stride];
+            of(strides, [paging.pages, paging.page_size, self.kv_heads], columns, self.kv, alignment)
+        };
+        let scales = |name, of: Extent| {
+            let extent = Extent::of_values(KV_SCALES, of.bytes() * 8 / self.kv.bits() / KV_BLOCK);
+            let why = "the format of the keys and values has scales of blocks";
+            Wanted::optional(name, self.kv.has_scales().then_some(extent), why)
+        };
+        let values = |name, element: ElementType, count, why| {
+            Wanted::optional(name, used.then(|| Extent::of_values(element, count)), why)
+        };
+        let (word, number) = (ElementType::Int32, ElementType::from(DType::F32));
+        let factors = "the format of the keys and values has a factor a head";
+        match operand {
+            O::Q => Wanted::always("q", of_tokens(&self.q, self.qk_dim)),
+            O::K => Wanted::always("k", of_keys(&self.k, self.qk_dim)),
+            O::V => Wanted::always("v", of_keys(&self.v, self.v_dim)),
+            O::D => Wanted::always("d", of_tokens(&self.d, self.v_dim)),
+            O::KFactors => values("k factors", number, self.kv_heads, factors),
+            O::VFactors => values("v factors", number, self.kv_heads, factors),
+            O::KScales => scales("k scales", of_keys(&self.k, self.qk_dim)),
+            O::VScales => scales("v scales", of_keys(&self.v, self.v_dim)),
+            O::QOffsets => values("q offsets", word, self.sequences + 1, "the attention finds queries by offsets"),
+            O::KvOffsets => values("kv offsets", word, self.sequences + 1, "the attention finds keys by offsets"),
+            O::KvLengths => values("kv lengths", word, self.sequences, "keys are as many as lengths say"),
+            O::BlockTable => {
+                values("block table", word, self.sequences * paging.width, "the attention finds keys by a table")
+            }
+            O::Mask => values("mask", word, self.mask_words(), "the attention has a bit mask"),
+            O::Lse => values("lse", number, self.tokens * self.heads, "the attention writes it"),
+            O::Workspace => Wanted::workspace("the plan keeps results of parts of the keys"),
+        }
+    }
 }
 
 impl AttentionPlan {
-    pub(crate) fn new(device: &dyn Device, caches: &PlanCaches, attention: &Attention) -> Result<Self, Error> {
-        let op = attention.check()?;
-        let make = || {
-            let CheckedAttention { sequences, tokens, most_keys, .. } = op;
-            let _span = tracing::info_span!("plan", sequences, tokens, most_keys).entered();
-            let families = attention.families(device.info(), device.catalog().attention)?;
-            let (family, plan) = choose(&op, device.info(), &families)?;
-            Ready::prepare(device, &op, family, plan, plan.config.math)
-        };
-        // Plans of one family are for measurements, and not kept.
-        let ready = match (!op.is_nothing(), attention.is_unrestricted()) {
-            (false, _) => None,
-            (true, true) => Some(caches.attention.get_or_make(&op, make)?),
-            (true, false) => Some(Arc::new(make()?)),
-        };
-        Ok(Self { device: device.info().id, extents: extents(&op), ready, op })
-    }
-
-    pub(crate) fn every_way(device: &dyn Device, attention: &Attention) -> Result<Vec<Self>, Error> {
-        let op = attention.check()?;
-        let families = attention.families(device.info(), device.catalog().attention)?;
-        let ways = if !op.is_nothing() { candidates(&op, device.info(), &families).offered } else { Vec::new() };
-        let of_way = |Offered { family, plan, .. }: Offered<'static, CheckedAttention>| {
-            let ready = Some(Arc::new(Ready::prepare(device, &op, family, plan, plan.config.math)?));
-            Ok(Self { device: device.info().id, extents: extents(&op), ready, op: op.clone() })
-        };
-        ways.into_iter().map(of_way).collect()
-    }
-
-    /// Bytes of workspace that [`AttentionPlan::run`] needs; 0 where the keys of a sequence are not cut into parts.
-    pub fn workspace_bytes(&self) -> usize {
-        self.launch().map_or(0, |launch| launch.config.workspace_bytes)
-    }
-
-    /// Name of the chosen kernels.
-    pub fn kernel_name(&self) -> &str {
-        self.sequence().map_or("none", LaunchSequence::name)
-    }
-
-    /// Identity of the kernel that attends; none where there is no query.
-    pub fn kernel_id(&self) -> Option<KernelId> {
-        self.launch().map(|launch| launch.config.kernel)
-    }
-
-    /// The chosen configuration; none where there is no query.
-    pub fn launch(&self) -> Option<&Launch> {
-        self.ready.as_ref().map(|ready| &ready.plan)
-    }
-
-    /// The kernels that a run launches, in order; none where there is no query.
-    pub fn sequence(&self) -> Option<&LaunchSequence> {
-        self.ready.as_ref().map(|ready| &ready.sequence)
-    }
-
-    /// The validated operation.
-    pub fn op(&self) -> &CheckedAttention {
-        &self.op
-    }
-
-    /// Bytes that a run moves at least, where all sequences are as long as they may be.
-    pub fn bytes(&self) -> f64 {
-        self.op.traffic()
-    }
-
-    /// Floating-point operations of a run, where all sequences are as long as they may be.
-    pub fn flops(&self) -> f64 {
-        2.0 * self.op.macs()
-    }
-
-    /// The device that the plan is for.
-    pub fn device(&self) -> DeviceId {
-        self.device
-    }
-
     /// Submits the attention to `stream`. Allocates nothing, waits for nothing and takes no lock, so it may be captured in a CUDA
     /// graph; lengths, offsets and tables are read on the device when it runs.
     ///
@@ -199,125 +301,25 @@ impl AttentionPlan {
         workspace: Option<BufferMut<'_>>,
     ) -> Result<(), Error> {
         use AttentionOperand as O;
-        let AttentionArgs {
-            q,
-            k,
-            v,
-            d,
-            k_factors,
-            v_factors,
-            q_offsets,
-            kv_offsets,
-            kv_lengths,
-            block_table,
-            mask,
-            ..
-        } = args;
-        let (op, extents) = (&self.op, &self.extents);
-        let checks = Checks(self.device);
-        checks.device("stream", stream.device())?;
-        checks.view("q", q, extents.q)?;
-        checks.view("k", k, extents.k)?;
-        checks.view("v", v, extents.v)?;
-        checks.view("d", d.view(), extents.d)?;
-        let used = op.operands();
-        let of = |operand: O, element: ElementType, count: usize| {
-            used.contains(&operand).then(|| Extent::of_values(element, count))
-        };
-        let (word, number) = (ElementType::Int32, ElementType::from(DType::F32));
-        let factors = "the format of the keys and values has a factor a head";
-        let of_queries = "the attention finds queries by offsets";
-        let of_keys = "the attention finds keys by offsets";
-        let of_lengths = "keys are as many as lengths say";
-        let of_table = "the attention finds keys by a table";
-        let of_mask = "the attention has a mask of bits";
-        let index = [
-            (O::KFactors, "k factors", k_factors, number, op.kv_heads, factors),
-            (O::VFactors, "v factors", v_factors, number, op.kv_heads, factors),
-            (O::QOffsets, "q offsets", q_offsets, word, op.sequences + 1, of_queries),
-            (O::KvOffsets, "kv offsets", kv_offsets, word, op.sequences + 1, of_keys),
-            (O::KvLengths, "kv lengths", kv_lengths, word, op.sequences, of_lengths),
-            (O::BlockTable, "block table", block_table, word, op.sequences * op.paging().width, of_table),
-            (O::Mask, "mask", mask, word, op.mask_words(), of_mask),
+        let mut run = self.start(stream)?;
+        for (operand, view) in [(O::Q, args.q), (O::K, args.k), (O::V, args.v)] {
+            run.read(operand, view)?;
+        }
+        run.write(O::D, args.d)?;
+        let optional = [
+            (O::KFactors, args.k_factors),
+            (O::VFactors, args.v_factors),
+            (O::KScales, args.k_scales),
+            (O::VScales, args.v_scales),
+            (O::QOffsets, args.q_offsets),
+            (O::KvOffsets, args.kv_offsets),
+            (O::KvLengths, args.kv_lengths),
+            (O::BlockTable, args.block_table),
+            (O::Mask, args.mask),
         ];
-        let of_blocks = "the format of the keys and values has scales of blocks";
-        let [k_extent, v_extent] = extents.scales.map_or([None; 2], |both| both.map(Some));
-        let mut operands = Operands::new();
-        operands.read_if_any(O::KScales, checks.optional("k scales", args.k_scales, k_extent, of_blocks)?);
-        operands.read_if_any(O::VScales, checks.optional("v scales", args.v_scales, v_extent, of_blocks)?);
-        for (operand, view) in [(O::Q, q), (O::K, k), (O::V, v)] {
-            operands.read(operand, view);
-        }
-        for (operand, name, view, element, count, why) in index {
-            operands.read_if_any(operand, checks.optional(name, view, of(operand, element, count), why)?);
-        }
-        let lse =
-            checks.optional("lse", args.lse, of(O::Lse, number, op.tokens * op.heads), "the attention writes it")?;
-        operands.write(O::D, d);
-        if let Some(lse) = lse {
-            operands.write(O::Lse, lse);
-        }
-        let why = "the plan keeps results of parts of the keys";
-        if let Some(workspace) = checks.workspace(workspace, self.workspace_bytes(), why)? {
-            operands.write(O::Workspace, workspace);
-        }
-        let Some(ready) = &self.ready else { return Ok(()) };
-        let _span = tracing::trace_span!("launch", kernel = self.kernel_name()).entered();
-        Ok(ready.sequence.run_for(&self.op, stream, operands)?)
-    }
-}
-
-fn extents(op: &CheckedAttention) -> Extents {
-    let paging = op.paging();
-    let of = |strides, counts, columns, format: KvFormat, alignment| {
-        // `Attention::check` found that they fit the address space.
-        let bytes = extent_bytes(strides, counts, columns, format).unwrap_or(u64::MAX) as usize;
-        Extent::new(format.element(), bytes, alignment)
-    };
-    let of_tokens = |rows: &qgemm_hal::HeadRows, columns| {
-        let width = op.dtype.bytes();
-        let alignment = if rows.aligned { WIDE_ACCESS } else { width };
-        of(
-            [0, rows.token_stride, rows.head_stride],
-            [1, op.tokens, op.heads],
-            columns,
-            KvFormat::Plain(op.dtype),
-            alignment,
-        )
-    };
-    let of_keys = |rows: &qgemm_hal::KvRows, columns| {
-        let alignment = if rows.rows.aligned { op.kv.vector_bytes() } else { op.kv.width() };
-        let strides = [rows.page_stride, rows.rows.token_stride, rows.rows.head_stride];
-        of(strides, [paging.pages, paging.page_size, op.kv_heads], columns, op.kv, alignment)
-    };
-    let scales = |of: Extent| Extent::of_values(KV_SCALES, of.bytes() * 8 / op.kv.bits() / KV_BLOCK);
-    let (of_k, of_v) = (of_keys(&op.k, op.qk_dim), of_keys(&op.v, op.v_dim));
-    Extents {
-        scales: op.kv.has_scales().then(|| [scales(of_k), scales(of_v)]),
-        q: of_tokens(&op.q, op.qk_dim),
-        k: of_k,
-        v: of_v,
-        d: of_tokens(&op.d, op.v_dim),
-    }
-}
-
-/// What was chosen, and the launches of a run: each with its kernel, geometry and operands.
-impl fmt::Display for AttentionPlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let CheckedAttention { sequences, tokens, heads, kv_heads, most_keys, .. } = self.op;
-        write!(
-            f,
-            "{} for {tokens} tokens of {sequences} sequences, {heads} heads over {kv_heads}, ",
-            self.kernel_name()
-        )?;
-        write!(f, "up to {most_keys} keys, on {}", self.device)?;
-        let Some(ready) = &self.ready else { return f.write_str(", nothing to do") };
-        let Launch { config, estimate } = ready.plan;
-        let mut given = self.op.operands();
-        if config.workspace_bytes > 0 {
-            given.push(AttentionOperand::Workspace);
-        }
-        writeln!(f, ", {} bytes of workspace, expected to take {:.1} µs", config.workspace_bytes, estimate * 1e6)?;
-        ready.sequence.display_with(&given).fmt(f)
+        optional.into_iter().try_for_each(|(operand, view)| run.read(operand, view))?;
+        run.write(O::Lse, args.lse)?;
+        run.workspace(workspace)?;
+        run.launch(stream)
     }
 }

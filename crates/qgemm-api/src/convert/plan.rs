@@ -1,34 +1,18 @@
 //! [`ConversionPlan`]: a kernel made ready for one conversion.
 
-use std::fmt;
-use std::sync::Arc;
-
 use qgemm_formats::{DType, ElementType};
-use qgemm_hal::{
-    BufferMut, BufferRef, CheckedConvert, ConvertOperand, ConvertPlan, Device, DeviceId, KernelId, LaunchSequence,
-    Operands, Operation, Stream,
-};
-use qgemm_sched::convert::choose;
+use qgemm_hal::{BufferMut, BufferRef, CheckedConvert, ConvertOperand, ConvertPlan, Stream};
+use qgemm_sched::Preferences;
 
 use super::conversion::Conversion;
+use crate::context::Context;
 use crate::error::Error;
-use crate::nothing::Nothing;
-use crate::operand::{Checks, Extent};
-use crate::plan_cache::{PlanCaches, Ready};
+use crate::operand::Extent;
+use crate::planned::{Bound, Planned, Wanted, chosen_by_traffic, explain};
+use crate::record::{Dispatch, PlanRecord, Recorded, SplitAxis};
 
-/// A kernel chosen and made ready for one [`Conversion`]; made by
-/// [`Context::plan_conversion`](crate::Context::plan_conversion). Its text says what a run launches.
-#[derive(Debug)]
-pub struct ConversionPlan {
-    op: CheckedConvert,
-    device: DeviceId,
-    x: Extent,
-    d: Extent,
-    order: Option<Extent>,
-    row_factors: Option<Extent>,
-    /// `None` where there is nothing to write.
-    ready: Option<Arc<Ready<CheckedConvert>>>,
-}
+/// Kernels chosen and made ready for one [`Conversion`]; made by [`Context::plan_conversion`]. Its text says what a run launches.
+pub type ConversionPlan = Planned<CheckedConvert>;
 
 /// What one run of a [`ConversionPlan`] reads and writes.
 ///
@@ -79,61 +63,64 @@ impl<'a> ConversionArgs<'a> {
     }
 }
 
+impl Context {
+    /// Chooses a kernel for `conversion` and makes it ready. What was planned before is known, as with [`Context::plan`].
+    ///
+    /// ```
+    /// use qgemm_api::{Context, Conversion, ConversionArgs, DType};
+    ///
+    /// let ctx = Context::open("cpu")?;
+    /// // Two rows of three columns, stored column by column.
+    /// let plan = ctx.plan_conversion(&Conversion::new(2, 3, DType::F32, DType::BF16).x_transposed())?;
+    /// let x = ctx.upload(&DType::F32.encode(&[1.0, 4.0, 2.0, 5.0, 3.0, 6.0]))?;
+    /// let mut d = ctx.allocate(2 * 3 * DType::BF16.bytes())?;
+    /// plan.run(&ctx.default_stream(), ConversionArgs::new(&x, &mut d))?;
+    /// assert_eq!(DType::BF16.decode(&ctx.download(&d)?), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    /// # Ok::<(), qgemm_api::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the conversion is not valid, no family serves it, or the kernel cannot be made ready.
+    pub fn plan_conversion(&self, conversion: &Conversion) -> Result<ConversionPlan, Error> {
+        Planned::new(self, conversion.check()?, Preferences::default())
+    }
+
+    /// What [`Context::plan_conversion`] would choose: see [`Context::explain`].
+    ///
+    /// # Errors
+    /// When the conversion is not valid.
+    pub fn explain_conversion(&self, conversion: &Conversion) -> Result<PlanRecord, Error> {
+        explain(self, &conversion.check()?, &Preferences::default())
+    }
+}
+
+chosen_by_traffic!(CheckedConvert);
+
+impl Recorded for CheckedConvert {
+    fn dispatch(&self, _: &ConvertPlan) -> Dispatch {
+        Dispatch::along(SplitAxis::Range, 1)
+    }
+}
+
+impl Bound for CheckedConvert {
+    fn wanted(&self, operand: ConvertOperand, _: bool) -> Wanted {
+        use ConvertOperand as O;
+        match operand {
+            O::X => Wanted::always("X", Extent::of(&self.x, self.rows, self.columns)),
+            O::D => Wanted::always("D", Extent::of(&self.d, self.rows, self.d_columns)),
+            O::Order => {
+                let order = self.gathers.then(|| Extent::of_values(ElementType::Int32, self.d_columns));
+                Wanted::optional("column order", order, "the conversion gathers columns")
+            }
+            O::RowFactors => {
+                let factors = self.row_factors.then(|| Extent::of_values(DType::F32, self.rows));
+                Wanted::optional("row factors", factors, "the conversion multiplies rows")
+            }
+        }
+    }
+}
+
 impl ConversionPlan {
-    pub(crate) fn new(device: &dyn Device, caches: &PlanCaches, conversion: &Conversion) -> Result<Self, Error> {
-        let op = conversion.check()?;
-        let make = || {
-            let CheckedConvert { rows, columns, x, d, .. } = op;
-            let _span = tracing::info_span!("plan", rows, columns, from = %x.dtype, to = %d.dtype).entered();
-            let (family, plan) = choose(&op, device.info(), device.catalog().convert)?;
-            Ok::<_, Error>(Ready { family, plan, sequence: family.prepare(device, &op, &plan)? })
-        };
-        Ok(Self {
-            device: device.info().id,
-            x: Extent::of(&op.x, op.rows, op.columns),
-            d: Extent::of(&op.d, op.rows, op.d_columns),
-            order: op.gathers.then(|| Extent::of_values(ElementType::Int32, op.d_columns)),
-            row_factors: op.row_factors.then(|| Extent::of_values(DType::F32, op.rows)),
-            ready: if op.is_nothing() { None } else { Some(caches.convert.get_or_make(&op, make)?) },
-            op,
-        })
-    }
-
-    /// Name of the chosen kernel; `none` where there is nothing to write.
-    pub fn kernel_name(&self) -> &str {
-        self.sequence().map_or("none", LaunchSequence::name)
-    }
-
-    /// Identity of the chosen kernel; `None` where there is nothing to write.
-    pub fn kernel_id(&self) -> Option<KernelId> {
-        self.launch().map(|plan| plan.config.kernel)
-    }
-
-    /// The chosen configuration; `None` where there is nothing to write.
-    pub fn launch(&self) -> Option<&ConvertPlan> {
-        self.ready.as_ref().map(|ready| &ready.plan)
-    }
-
-    /// The kernels that a run launches, in order; `None` where there is nothing to write.
-    pub fn sequence(&self) -> Option<&LaunchSequence> {
-        self.ready.as_ref().map(|ready| &ready.sequence)
-    }
-
-    /// The validated operation.
-    pub fn op(&self) -> &CheckedConvert {
-        &self.op
-    }
-
-    /// Bytes that a run must move at least: those it reads and those it writes, once each.
-    pub fn bytes(&self) -> u64 {
-        self.op.traffic() as u64
-    }
-
-    /// The device that the plan is for.
-    pub fn device(&self) -> DeviceId {
-        self.device
-    }
-
     /// Submits the conversion to `stream`. What [`Plan::run`](crate::Plan::run) says of allocations, waiting and locks is true here, too: it may be
     /// captured in a CUDA graph.
     ///
@@ -141,35 +128,13 @@ impl ConversionPlan {
     /// When an operand is missing, too short, misaligned, on another device or not part of the conversion, or a device error.
     /// Nothing has been written then.
     pub fn run(&self, stream: &Stream, args: ConversionArgs<'_>) -> Result<(), Error> {
+        use ConvertOperand as O;
         let ConversionArgs { x, d, order, row_factors } = args;
-        let checks = Checks(self.device);
-        checks.device("stream", stream.device())?;
-        checks.view("X", x, self.x)?;
-        checks.view("D", d.view(), self.d)?;
-        let order = checks.optional("column order", order, self.order, "the conversion gathers columns")?;
-        let row_factors =
-            checks.optional("row factors", row_factors, self.row_factors, "the conversion multiplies rows")?;
-        let Some(ready) = &self.ready else { return Ok(()) };
-        let mut operands = Operands::new();
-        operands.read(ConvertOperand::X, x);
-        operands.read_if_any(ConvertOperand::Order, order);
-        operands.write(ConvertOperand::D, d);
-        if let Some(row_factors) = row_factors {
-            operands.write(ConvertOperand::RowFactors, row_factors);
-        }
-        let _span = tracing::trace_span!("launch", kernel = self.kernel_name()).entered();
-        Ok(ready.sequence.run_for(&self.op, stream, operands)?)
-    }
-}
-
-/// What was chosen, and the launches of a run: each with its kernel, geometry and operands.
-impl fmt::Display for ConversionPlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let CheckedConvert { rows, d_columns, x, d, .. } = self.op;
-        let (name, from, to) = (self.kernel_name(), x.dtype, d.dtype);
-        write!(f, "{name} for {rows} x {d_columns} from {from} to {to} on {}", self.device)?;
-        let Some(Ready { plan, sequence, .. }) = self.ready.as_deref() else { return Ok(()) };
-        writeln!(f, ", expected to take {:.1} µs", plan.estimate * 1e6)?;
-        sequence.display_with(&self.op.operands()).fmt(f)
+        let mut run = self.start(stream)?;
+        run.read(O::X, x)?;
+        run.read(O::Order, order)?;
+        run.write(O::D, d)?;
+        run.write(O::RowFactors, row_factors)?;
+        run.launch(stream)
     }
 }

@@ -503,7 +503,7 @@ impl MoePlan {
     /// Maximum workspace of a launch, in bytes. Launches use it in turn.
     fn workspace_bytes(&self) -> usize {
         let routing = self.routing.as_ref().map_or(0, RoutingPlan::workspace_bytes);
-        self.products().map(ExpertPlan::workspace_bytes).fold(routing, usize::max)
+        self.products().map(|plan| plan.workspace_bytes()).fold(routing, usize::max)
     }
 
     /// Routing. `None` when ids are given and products take no lists.

@@ -1,16 +1,15 @@
 //! [`ExpertPlan`]: kernels made ready for one problem with experts.
 
 use std::fmt;
-use std::ops::Range;
-use std::sync::Arc;
+use std::ops::{Deref, Range};
 
 use qgemm_formats::{DType, ElementType};
 use qgemm_hal::{
-    BufferMut, BufferRef, CheckedExperts, Dense, Device, DeviceId, ExpertFault, ExpertForm, ExpertOperand, ExpertsPlan,
-    Family, KernelId, LaunchSequence, Operands, Operation, Stream,
+    BufferMut, BufferRef, CheckedExperts, Dense, Device, DeviceInfo, ExpertFault, ExpertForm, ExpertOperand,
+    ExpertsPlan, Families, Family, LaunchSequence, Schedule, Stream,
 };
-use qgemm_sched::experts::{candidates, choose};
-use qgemm_sched::{Offered, TunedTable};
+use qgemm_sched::experts::candidates;
+use qgemm_sched::{Candidates, Offered, Preferences, SchedError, TunedTable, wanted_families};
 
 use super::problem::ExpertProblem;
 use super::weights::{Experts, ExpertsShape};
@@ -18,10 +17,10 @@ use crate::context::Context;
 use crate::error::Error;
 use crate::gemm::{XOf, XRef, stored_x};
 use crate::normed::{Shared, behind_norm, preferences_beside};
-use crate::nothing::Nothing;
-use crate::operand::{Checks, Extent, portion_of, zero};
+use crate::operand::{Checks, Extent, portion_of};
 use crate::plain_x::{XOperands, behind_dequantize, behind_quantize};
-use crate::plan_cache::{PlanCaches, Ready};
+use crate::planned::{Bound, Chosen, Planned, Wanted, explain};
+use crate::record::{Dispatch, DispatchSchedule, PlanRecord, Recorded, Sizes, SplitAxis, Tile, WorkspaceRegion};
 use crate::workspace::Workspace;
 
 /// A fault and its place.
@@ -34,59 +33,21 @@ const STATUS_BYTES: usize = 2 * size_of::<u32>();
 /// every index.
 #[derive(Debug)]
 pub struct ExpertPlan {
-    op: CheckedExperts,
-    device: Arc<dyn Device>,
+    planned: Planned<CheckedExperts>,
     shape: ExpertsShape,
-    extents: Extents,
-    /// `None` where there are no rows.
-    ready: Option<Arc<Ready<CheckedExperts>>>,
 }
 
-/// Bytes that a run wants of each operand.
-#[derive(Clone, Copy, Debug)]
-struct Extents {
-    /// Of plain numbers; a quantized X is checked by its description.
-    x: Option<Extent>,
-    d: Extent,
-    c: Option<Extent>,
-    bias: Option<Extent>,
-    token_scale: Option<Extent>,
-    residual: Option<Extent>,
-    gamma: Option<Extent>,
-    beta: Option<Extent>,
-    index: Extent,
-    router_weights: Option<Extent>,
-    lists: Option<Extent>,
+impl Deref for ExpertPlan {
+    type Target = Planned<CheckedExperts>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.planned
+    }
 }
 
-impl Extents {
-    fn of(op: &CheckedExperts) -> Self {
-        let each = &op.each;
-        let output = |dense: &Dense, rows: usize| Extent::of(dense, rows, each.out_features);
-        let of_columns = |dtype: DType| Extent::of_values(dtype, each.k);
-        let (d, residual) = match &op.combine {
-            None => (output(&each.d, each.m), each.residual.map(|dense| output(&dense, each.m))),
-            Some(combine) => {
-                let tokens = op.tokens();
-                (output(&combine.d, tokens), combine.residual.map(|dense| output(&dense, tokens)))
-            }
-        };
-        Self {
-            x: stored_x(each).map(|x| Extent::of(&x, op.x_rows(), each.k)),
-            d,
-            c: each.c.map(|dense| output(&dense, each.m)),
-            bias: each.bias.map(|dtype| Extent::of_values(dtype, op.weights() * each.bias_len())),
-            token_scale: each.token_scale.then(|| Extent::of_values(DType::F32, each.m)),
-            residual,
-            gamma: each.norm.and_then(|norm| norm.function.gamma).map(of_columns),
-            beta: each.norm.and_then(|norm| norm.function.beta).map(of_columns),
-            index: Extent::of_values(ElementType::Int32, op.index_len()),
-            router_weights: op.combine.map(|_| Extent::of_values(DType::F32, each.m)),
-            lists: op
-                .list_parts()
-                .filter(|_| op.lists)
-                .map(|[_, slots]| Extent::of_values(ElementType::Int32, slots.end / 4)),
-        }
+impl fmt::Display for ExpertPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.planned.fmt(f)
     }
 }
 
@@ -149,7 +110,7 @@ pub struct ExpertArgs<'a> {
     pub tokens: Option<usize>,
     /// Eight bytes that the run writes for [`ExpertPlan::check_status`], unless the index is [unchecked](ExpertProblem::unchecked).
     pub status: Option<BufferMut<'a>>,
-    /// At least [`ExpertPlan::workspace_bytes`], when that is not 0.
+    /// At least [`ExpertPlan::workspace_bytes`](Planned::workspace_bytes), when that is not 0.
     pub workspace: Option<&'a mut Workspace>,
 }
 
@@ -263,139 +224,213 @@ impl<'a> ExpertArgs<'a> {
         self
     }
 
-    /// With a workspace of at least [`ExpertPlan::workspace_bytes`].
+    /// With a workspace of at least [`ExpertPlan::workspace_bytes`](Planned::workspace_bytes).
     pub fn workspace(mut self, workspace: &'a mut Workspace) -> Self {
         self.workspace = Some(workspace);
         self
     }
 }
 
-impl ExpertPlan {
-    pub(crate) fn new(
-        shared: &Arc<dyn Device>,
-        tuned: &TunedTable,
-        caches: &PlanCaches,
-        problem: &ExpertProblem,
-    ) -> Result<Self, Error> {
-        let (op, device) = (problem.check()?, &**shared);
-        let preferences = preferences_beside(op.each.normed_regions(op.x_rows(), 0), problem.preferences())?;
-        let key = (op, preferences);
-        let (op, preferences) = &key;
-        let make = || {
-            let (experts, each) = (op.experts, &op.each);
-            let (rows, format) = (each.m, each.format);
-            let _span =
-                tracing::info_span!("plan experts", experts, rows, n = each.stored_rows, k = each.k, %format).entered();
-            let (family, plan) = choose(op, device.info(), device.catalog().experts, preferences, tuned)?;
-            Ok::<_, Error>(Ready { family, plan, sequence: sequence(device, op, family, &plan)? })
-        };
-        let ready = if op.is_nothing() { None } else { Some(caches.experts.get_or_make(&key, make)?) };
-        Ok(Self::of(shared, problem, key.0, ready))
+impl Context {
+    /// Chooses kernels for `problem` and makes them ready. What was planned before is known, as with [`Context::plan`].
+    ///
+    /// # Errors
+    /// When the problem is not valid, its experts are on another device, no family serves it, or the kernel cannot be made
+    /// ready.
+    pub fn plan_experts(&self, problem: &ExpertProblem) -> Result<ExpertPlan, Error> {
+        self.check_weight(problem.shape().each.device)?;
+        let op = problem.check()?;
+        let preferences = preferences_of(&op, problem)?;
+        Ok(ExpertPlan { planned: Planned::new(self, op, preferences)?, shape: *problem.shape() })
     }
 
-    pub(crate) fn every_way(
-        device: &Arc<dyn Device>,
-        tuned: &TunedTable,
-        problem: &ExpertProblem,
-    ) -> Result<Vec<Self>, Error> {
-        let (op, ways) = Self::ways(&**device, tuned, problem)?;
-        ways.iter().map(|way| Self::of_way(device, problem, &op, way)).collect()
+    /// A plan for each candidate of [`Context::plan_experts`], the fastest by the cost model first; none
+    /// where there are no rows. To test them all, and to measure how good the choice is.
+    ///
+    /// # Errors
+    /// As [`Context::plan_experts`].
+    pub fn plan_experts_every_way(&self, problem: &ExpertProblem) -> Result<Vec<ExpertPlan>, Error> {
+        let (op, candidates) = ExpertPlan::candidates(self, problem)?;
+        candidates.iter().map(|candidate| ExpertPlan::of_candidate(self, problem, &op, candidate)).collect()
     }
 
-    /// Candidates of a problem, fastest first; empty without rows.
-    pub(crate) fn ways(
+    /// What [`Context::plan_experts`] would choose: see [`Context::explain`].
+    ///
+    /// # Errors
+    /// When the problem is not valid, or its experts are on another device.
+    pub fn explain_experts(&self, problem: &ExpertProblem) -> Result<PlanRecord, Error> {
+        self.check_weight(problem.shape().each.device)?;
+        explain(self, &problem.check()?, problem.preferences())
+    }
+}
+
+/// The preferences of a problem, less the workspace of a norm before the products.
+fn preferences_of(op: &CheckedExperts, problem: &ExpertProblem) -> Result<Preferences, Error> {
+    preferences_beside(op.each.normed_regions(op.x_rows(), 0), problem.preferences())
+}
+
+impl Chosen for CheckedExperts {
+    fn candidates(
+        &self,
+        info: &DeviceInfo,
+        families: Families<Self>,
+        preferences: &Preferences,
+        tuned: &TunedTable,
+    ) -> Result<Candidates<'static, Self>, SchedError> {
+        let families = wanted_families(families, preferences.family.as_deref(), info)?;
+        Ok(candidates(self, info, &families, preferences, tuned))
+    }
+
+    /// The norm of X, or what makes X plain or quantizes it, where there is such a step, and what `family` has for `plan`.
+    fn prepare(
+        &self,
         device: &dyn Device,
-        tuned: &TunedTable,
+        family: &'static dyn Family<Self>,
+        plan: &ExpertsPlan,
+    ) -> Result<LaunchSequence, Error> {
+        use ExpertOperand as O;
+        let products = family.prepare(device, &self.product(plan), plan)?;
+        let of = XOperands { x: O::X, scales: O::XScales, factors: O::XPlaneFactors, workspace: O::Workspace };
+        if let Some((step, regions)) = self.quantize_step(plan) {
+            return behind_quantize(device, &step, regions, products, of, O::XSums);
+        }
+        if let (Some(region), Some((_, step))) = (&plan.dequantized, self.dequantized()) {
+            return behind_dequantize(device, &step, region, products, of);
+        }
+        let regions = self.each.normed_regions(self.x_rows(), plan.workspace_bytes);
+        let Some((norm, regions)) = self.norm_prologue().zip(regions) else { return Ok(products) };
+        let shared = Shared { x: O::X, gamma: O::Gamma, beta: O::Beta, workspace: O::Workspace, planes: None };
+        behind_norm(device, &norm, regions, products, shared)
+    }
+}
+
+impl Recorded for CheckedExperts {
+    fn sizes(&self) -> Option<Sizes> {
+        Some(Sizes { m: self.each.m, n: self.each.out_features, k: self.each.k })
+    }
+
+    fn tile(plan: &ExpertsPlan) -> Option<Tile> {
+        Some(Tile::of(&plan.config.tile))
+    }
+
+    fn cut(plan: &ExpertsPlan) -> String {
+        if plan.config.grouped { "whole tiles".into() } else { "a tile a slot".into() }
+    }
+
+    fn workspace(&self, plan: &ExpertsPlan) -> Vec<WorkspaceRegion> {
+        let parts =
+            [("products", plan.products, plan.product_bytes), ("scratch", plan.scratch, plan.config.scratch_bytes)];
+        let plain = plan.dequantized.map(|region| ("plain x", region.x, region.rows * region.row_bytes));
+        let regions = parts.into_iter().chain(plain).filter(|(_, _, bytes)| *bytes > 0);
+        regions.map(|(name, at, bytes)| WorkspaceRegion::new(name, at, bytes)).collect()
+    }
+
+    fn dispatch(&self, plan: &ExpertsPlan) -> Dispatch {
+        let schedule = match plan.config.tile.schedule {
+            Schedule::StreamK => DispatchSchedule::Persistent,
+            Schedule::Grid | Schedule::Threads => DispatchSchedule::Static,
+        };
+        Dispatch { schedule, threads: Some(plan.config.tile.threads), ..Dispatch::along(SplitAxis::N, 1) }
+    }
+}
+
+impl Bound for CheckedExperts {
+    fn wanted(&self, operand: ExpertOperand, _: bool) -> Wanted {
+        use ExpertOperand as O;
+        let each = &self.each;
+        let output = |dense: &Dense, rows: usize| Extent::of(dense, rows, each.out_features);
+        let of_columns = |dtype: DType| Extent::of_values(dtype, each.k);
+        let norm = each.norm.map(|norm| norm.function);
+        match operand {
+            O::D => Wanted::always(
+                "D",
+                match &self.combine {
+                    None => output(&each.d, each.m),
+                    Some(combine) => output(&combine.d, self.tokens()),
+                },
+            ),
+            O::Index => Wanted::always("index", Extent::of_values(ElementType::Int32, self.index_len())),
+            O::Status => {
+                let two_words = self.checks_index.then(|| Extent::of_values(ElementType::Int32, 2));
+                Wanted::optional("status", two_words, "the problem has its index checked")
+            }
+            O::C => {
+                let extent = each.c.map(|dense| output(&dense, each.m));
+                Wanted::optional("C", extent, "the problem adds beta · C")
+            }
+            O::Bias => {
+                let extent = each.bias.map(|dtype| Extent::of_values(dtype, self.weights() * each.bias_len()));
+                Wanted::optional("bias", extent, "the problem adds a bias")
+            }
+            O::TokenScale => {
+                let extent = each.token_scale.then(|| Extent::of_values(DType::F32, each.m));
+                Wanted::optional("row factors", extent, "the problem scales rows")
+            }
+            O::Residual => {
+                let extent = match &self.combine {
+                    None => each.residual.map(|dense| output(&dense, each.m)),
+                    Some(combine) => combine.residual.map(|dense| output(&dense, self.tokens())),
+                };
+                Wanted::optional("residual", extent, "the problem adds a residual")
+            }
+            O::RouterWeights => {
+                let extent = self.combine.map(|_| Extent::of_values(DType::F32, each.m));
+                Wanted::optional("router weights", extent, "the problem combines slots")
+            }
+            O::Lists => {
+                let parts = self.list_parts().filter(|_| self.lists);
+                let extent = parts.map(|[_, slots]| Extent::of_values(ElementType::Int32, slots.end / 4));
+                Wanted::optional("lists", extent, "the problem is listed")
+            }
+            O::Gamma => {
+                let extent = norm.and_then(|function| function.gamma).map(of_columns);
+                Wanted::optional("gamma", extent, "the problem normalizes X with a gamma")
+            }
+            O::Beta => {
+                let extent = norm.and_then(|function| function.beta).map(of_columns);
+                Wanted::optional("beta", extent, "the problem normalizes X with a beta")
+            }
+            O::Workspace => Wanted::workspace(
+                "the plan keeps lists, gathered, normalized, plain or quantized rows, or the slots' products",
+            ),
+            // X and the experts are bound by what describes them.
+            _ => Wanted::optional("an operand", None, "the problem has it"),
+        }
+    }
+}
+
+impl ExpertPlan {
+    /// Candidates of a problem, fastest first; empty without rows.
+    pub(crate) fn candidates(
+        ctx: &Context,
         problem: &ExpertProblem,
     ) -> Result<(CheckedExperts, Vec<Offered<'static, CheckedExperts>>), Error> {
+        ctx.check_weight(problem.shape().each.device)?;
         let op = problem.check()?;
-        if op.is_nothing() {
-            return Ok((op, Vec::new()));
-        }
-        let preferences = preferences_beside(op.each.normed_regions(op.x_rows(), 0), problem.preferences())?;
-        let all = candidates(&op, device.info(), device.catalog().experts, &preferences, tuned);
-        Ok((op, all.offered))
+        let offered = crate::planned::candidates(ctx, &op, &preferences_of(&op, problem)?)?.offered;
+        Ok((op, offered))
     }
 
     /// The plan of one of them.
-    pub(crate) fn of_way(
-        device: &Arc<dyn Device>,
+    pub(crate) fn of_candidate(
+        ctx: &Context,
         problem: &ExpertProblem,
         op: &CheckedExperts,
-        way: &Offered<'static, CheckedExperts>,
+        candidate: &Offered<'static, CheckedExperts>,
     ) -> Result<Self, Error> {
-        let Offered { family, plan, .. } = *way;
-        let sequence = sequence(&**device, op, family, &plan)?;
-        Ok(Self::of(device, problem, op.clone(), Some(Arc::new(Ready { family, plan, sequence }))))
-    }
-
-    fn of(
-        device: &Arc<dyn Device>,
-        problem: &ExpertProblem,
-        op: CheckedExperts,
-        ready: Option<Arc<Ready<CheckedExperts>>>,
-    ) -> Self {
-        Self { extents: Extents::of(&op), device: Arc::clone(device), shape: *problem.shape(), op, ready }
-    }
-
-    /// Bytes of workspace that [`ExpertPlan::run`] needs.
-    pub fn workspace_bytes(&self) -> usize {
-        self.launch().map_or(0, |launch| {
-            let own = launch.workspace_bytes;
-            self.op.each.normed_regions(self.op.x_rows(), own).map_or(own, |regions| regions.all().end)
-        })
-    }
-
-    /// Name of the chosen kernel, such as `gemm_nt_q4_k_f16_indexed`; `none` where there are no rows.
-    pub fn kernel_name(&self) -> &str {
-        self.sequence().map_or("none", LaunchSequence::name)
+        Ok(Self { planned: Planned::of_candidate(ctx, op, candidate)?, shape: *problem.shape() })
     }
 
     /// Whether slots are multiplied expert by expert, by lists of them: those of a problem that is
     /// [listed](ExpertProblem::listed), or others that a run makes.
     pub fn reads_lists(&self) -> bool {
-        let is_indexed = matches!(self.op.form, ExpertForm::Indexed { .. });
+        let is_indexed = matches!(self.op().form, ExpertForm::Indexed { .. });
         is_indexed && self.launch().is_some_and(|plan| plan.config.grouped)
     }
 
     /// Whether what was written before this product is settled for the run after it.
     pub(crate) fn settles(&self) -> bool {
         self.launch().is_some_and(|plan| plan.config.settles)
-    }
-
-    /// Identity of the chosen kernel; `None` where there are no rows.
-    pub fn kernel_id(&self) -> Option<KernelId> {
-        self.launch().map(|launch| launch.config.kernel_id(&self.op))
-    }
-
-    /// The chosen configuration; `None` where there are no rows.
-    pub fn launch(&self) -> Option<&ExpertsPlan> {
-        self.ready.as_ref().map(|ready| &ready.plan)
-    }
-
-    /// The kernels that a run launches, in order; `None` where there are no rows.
-    pub fn sequence(&self) -> Option<&LaunchSequence> {
-        self.ready.as_ref().map(|ready| &ready.sequence)
-    }
-
-    /// The validated operation.
-    pub fn op(&self) -> &CheckedExperts {
-        &self.op
-    }
-
-    /// Bytes that a run must move at least when as many experts as possible have rows.
-    pub fn bytes(&self) -> u64 {
-        self.op.traffic() as u64
-    }
-
-    /// Multiply-adds of a run in which every row is given to an expert.
-    pub fn macs(&self) -> f64 {
-        self.op.macs()
-    }
-
-    /// The device that the plan is for.
-    pub fn device(&self) -> DeviceId {
-        self.shape.each.device
     }
 
     /// Submits the products to `stream`. Allocates nothing, waits for nothing and takes no lock, so it may be captured in a CUDA
@@ -416,78 +451,42 @@ impl ExpertPlan {
         args: ExpertArgs<'_>,
         workspace: Option<BufferMut<'_>>,
     ) -> Result<(), Error> {
-        let ExpertArgs {
-            x,
-            x_factor,
-            w,
-            index,
-            d,
-            status,
-            c,
-            bias,
-            token_scale,
-            residual,
-            gamma,
-            beta,
-            router_weights,
-            lists,
-            tokens,
-            workspace: _,
-        } = args;
+        use ExpertOperand as O;
         let checks = Checks(self.device());
-        checks.device("stream", stream.device())?;
-        checks.device("weight", w.device())?;
-        self.shape.check_serves(w.shape())?;
-        let portion = portion_of(tokens, self.op.tokens())?;
-        if portion.is_some() && matches!(self.op.form, ExpertForm::Masked { .. }) {
+        checks.device("weight", args.w.device())?;
+        self.shape.check_serves(args.w.shape())?;
+        let portion = portion_of(args.tokens, self.op().tokens())?;
+        if portion.is_some() && matches!(self.op().form, ExpertForm::Masked { .. }) {
             let why = "counts say how many rows there are";
             return Err(Error::NotForExperts { what: "fewer tokens than were planned", why });
         }
-        let op = &self.op.of_portion(portion);
-        let of = if portion.is_some() { Extents::of(op) } else { self.extents };
-        use ExpertOperand as O;
-        let mut operands = Operands::new();
-        operands.take_portion(portion);
+        let op = &self.op().of_portion(portion);
+        let mut run = self.start_portion(stream, op, portion)?;
         let names = [O::X, O::XScales, O::XPlaneFactors, O::XSums];
-        let read = XOf { op: &op.each, rows: op.x_rows(), plain: of.x };
-        read.give(x, x_factor, checks, names, &mut operands)?;
-        checks.view("D", d.view(), of.d)?;
-        checks.view("index", index, of.index)?;
-        let two_words = self.op.checks_index.then(|| Extent::of_values(ElementType::Int32, 2));
-        let status = checks.optional("status", status, two_words, "the problem has its index checked")?;
-        let c = checks.optional("C", c, of.c, "the problem adds beta · C")?;
-        let bias = checks.optional("bias", bias, of.bias, "the problem adds a bias")?;
-        let token_scale = checks.optional("row factors", token_scale, of.token_scale, "the problem scales rows")?;
-        let residual = checks.optional("residual", residual, of.residual, "the problem adds a residual")?;
-        let router_weights =
-            checks.optional("router weights", router_weights, of.router_weights, "the problem combines slots")?;
-        let lists = checks.optional("lists", lists, of.lists, "the problem is listed")?;
-        let gamma = checks.optional("gamma", gamma, of.gamma, "the problem normalizes X with a gamma")?;
-        let beta = checks.optional("beta", beta, of.beta, "the problem normalizes X with a beta")?;
-        let Some(ready) = self.ready.as_ref().filter(|_| !op.is_nothing()) else {
+        let plain = stored_x(&op.each).map(|x| Extent::of(&x, op.x_rows(), op.each.k));
+        let read = XOf { op: &op.each, rows: op.x_rows(), plain };
+        read.give(args.x, args.x_factor, run.checks, names, &mut run.operands)?;
+        run.write(O::D, args.d)?;
+        run.read(O::Index, args.index)?;
+        run.write(O::Status, args.status)?;
+        let optional = [
+            (O::C, args.c),
+            (O::Bias, args.bias),
+            (O::TokenScale, args.token_scale),
+            (O::Residual, args.residual),
+            (O::RouterWeights, args.router_weights),
+            (O::Lists, args.lists),
+            (O::Gamma, args.gamma),
+            (O::Beta, args.beta),
+        ];
+        optional.into_iter().try_for_each(|(operand, view)| run.read(operand, view))?;
+        if run.is_nothing() {
             // Without rows nothing is wrong with the index.
-            return zero(&*self.device, stream, status, two_words);
-        };
-        w.give(&mut operands);
-        operands.read(O::Index, index);
-        operands.read_if_any(O::C, c);
-        operands.read_if_any(O::Bias, bias);
-        operands.read_if_any(O::TokenScale, token_scale);
-        operands.read_if_any(O::Residual, residual);
-        operands.read_if_any(O::Gamma, gamma);
-        operands.read_if_any(O::Beta, beta);
-        operands.read_if_any(O::RouterWeights, router_weights);
-        operands.read_if_any(O::Lists, lists);
-        operands.write(O::D, d);
-        if let Some(status) = status {
-            operands.write(O::Status, status);
+            return run.zero(stream, O::Status);
         }
-        let why = "the plan keeps lists, gathered, normalized, plain or quantized rows, or the slots' products";
-        if let Some(workspace) = checks.workspace(workspace, self.workspace_bytes(), why)? {
-            operands.write(O::Workspace, workspace);
-        }
-        let _span = tracing::trace_span!("launch", kernel = self.kernel_name()).entered();
-        Ok(ready.sequence.run_for(op, stream, operands)?)
+        args.w.give(&mut run.operands);
+        run.workspace(workspace)?;
+        run.launch(stream)
     }
 
     /// Waits for the default stream and says whether the index of the run that wrote `status` was right.
@@ -504,7 +503,7 @@ impl ExpertPlan {
         let (Some(code), Some(place)) = (word(0), word(4)) else {
             return Err(Error::BufferTooShort { operand: "status", expected: STATUS_BYTES, got: bytes.len() });
         };
-        let top_k = match self.op.form {
+        let top_k = match self.op().form {
             ExpertForm::Indexed { top_k, .. } => Some(top_k),
             _ => None,
         };
@@ -512,45 +511,5 @@ impl ExpertPlan {
             Some(fault) => Err(Error::BadExpertIndex { fault, place: place as usize, top_k }),
             None => Ok(()),
         }
-    }
-}
-
-/// What a run launches: the norm of X, or what makes X plain or quantizes it, where there is such a step, and what `family` has for `plan`.
-fn sequence(
-    device: &dyn Device,
-    op: &CheckedExperts,
-    family: &dyn Family<CheckedExperts>,
-    plan: &ExpertsPlan,
-) -> Result<LaunchSequence, Error> {
-    use ExpertOperand as O;
-    let products = family.prepare(device, &op.product(plan), plan)?.with_math(plan.config.tile.math);
-    let of = XOperands { x: O::X, scales: O::XScales, factors: O::XPlaneFactors, workspace: O::Workspace };
-    if let Some((step, regions)) = op.quantize_step(plan) {
-        return behind_quantize(device, &step, regions, products, of, O::XSums);
-    }
-    if let (Some(region), Some((_, step))) = (&plan.dequantized, op.dequantized()) {
-        return behind_dequantize(device, &step, region, products, of);
-    }
-    let regions = op.each.normed_regions(op.x_rows(), plan.workspace_bytes);
-    let Some((norm, regions)) = op.norm_prologue().zip(regions) else { return Ok(products) };
-    let shared = Shared { x: O::X, gamma: O::Gamma, beta: O::Beta, workspace: O::Workspace, planes: None };
-    behind_norm(device, &norm, regions, products, shared)
-}
-
-/// What was chosen, and the launches of a run: each with its kernel, geometry and operands.
-impl fmt::Display for ExpertPlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (each, experts) = (&self.op.each, self.op.experts);
-        let (name, rows, n, k) = (self.kernel_name(), each.m, each.out_features, each.k);
-        write!(f, "{name} for {rows} rows with {experts} experts of {n} x {k} on {}", self.device())?;
-        let Some(Ready { plan, sequence, .. }) = self.ready.as_deref() else { return Ok(()) };
-        let microseconds = plan.estimate * 1e6;
-        let workspace_bytes = self.workspace_bytes();
-        writeln!(f, ", {workspace_bytes} bytes of workspace, expected to take {microseconds:.1} µs")?;
-        let mut given = self.op.operands();
-        if workspace_bytes > 0 {
-            given.push(ExpertOperand::Workspace);
-        }
-        sequence.display_with(&given).fmt(f)
     }
 }

@@ -1,15 +1,12 @@
 //! [`Plan`]: kernels made ready for one problem.
 
 use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
 
 use qgemm_formats::DType;
-use qgemm_hal::{
-    BufferMut, BufferRef, CheckedGemm, Dense, Device, DeviceId, GemmOperand, KernelId, LaunchPlan, LaunchSequence,
-    Operand, Operands, Operation, Stream,
-};
+use qgemm_hal::{BufferMut, BufferRef, CheckedGemm, Dense, GemmOperand, Operand, Stream};
 use qgemm_sched::gemm::choose;
-use qgemm_sched::{Preferences, TunedTable};
 
 use super::candidate::Candidate;
 use super::problem::{Problem, stored_x};
@@ -19,7 +16,8 @@ use crate::context::Context;
 use crate::error::Error;
 use crate::normed::preferences_beside;
 use crate::operand::{Checks, Extent};
-use crate::plan_cache::{PlanCaches, Ready};
+use crate::plan_cache::{Cached, Ready};
+use crate::planned::{Bound, Planned, Wanted};
 use crate::record::{GemmSubject, PlanRecord};
 use crate::weight::{Weight, WeightShape};
 use crate::workspace::Workspace;
@@ -31,27 +29,24 @@ use crate::workspace::Workspace;
 /// of the one it was made from; where that one's values are fit for f16 ([`Weight::fits_f16`]), theirs must be, too.
 #[derive(Debug)]
 pub struct Plan {
-    op: CheckedGemm,
+    planned: Planned<CheckedGemm>,
     weight: WeightShape,
     /// Whether the problem names a C, read or (with `beta` 0) not.
     c_stated: bool,
-    /// Of plain numbers; a quantized X is checked by its description.
-    x: Option<Extent>,
-    d: Extent,
-    /// Of segments.
-    others: Vec<Extent>,
-    c: Option<Extent>,
-    bias: Option<Extent>,
-    token_scale: Option<Extent>,
-    residual: Option<Extent>,
-    gamma: Option<Extent>,
-    beta: Option<Extent>,
-    /// `None` for 0 tokens.
-    ready: Option<Arc<Ready<CheckedGemm>>>,
-    /// What it was chosen by, for its record.
-    preferences: Preferences,
-    device: Arc<dyn Device>,
-    tuned: Arc<TunedTable>,
+}
+
+impl Deref for Plan {
+    type Target = Planned<CheckedGemm>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.planned
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.planned.fmt(f)
+    }
 }
 
 /// What one run reads and writes.
@@ -92,7 +87,7 @@ pub struct Args<'a> {
     pub gamma: Option<BufferRef<'a>>,
     /// K values, when the problem normalizes X with a beta.
     pub beta: Option<BufferRef<'a>>,
-    /// At least [`Plan::workspace_bytes`], when that is not 0.
+    /// At least [`Plan::workspace_bytes`](Planned::workspace_bytes), when that is not 0.
     pub workspace: Option<&'a mut Workspace>,
 }
 
@@ -147,15 +142,57 @@ impl<'a> Args<'a> {
         self
     }
 
-    /// With a workspace of at least [`Plan::workspace_bytes`].
+    /// With a workspace of at least [`Plan::workspace_bytes`](Planned::workspace_bytes).
     pub fn workspace(mut self, workspace: &'a mut Workspace) -> Self {
         self.workspace = Some(workspace);
         self
     }
 }
 
+impl Bound for CheckedGemm {
+    fn wanted(&self, operand: GemmOperand, _: bool) -> Wanted {
+        use GemmOperand as O;
+        let output = |dense: &Dense| Extent::of(dense, self.m, self.out_features);
+        let of_columns = |dtype: DType| Extent::of_values(dtype, self.k);
+        let norm = self.norm.map(|norm| norm.function);
+        let mut outputs = self.outputs().map(|(of, features, d)| (of, Extent::of(&d, self.m, features.len())));
+        match operand {
+            O::D => Wanted::always("D", outputs.next().map_or_else(|| output(&self.d), |(_, extent)| extent)),
+            O::C => Wanted::optional("C", self.c.as_ref().map(output), "the problem adds beta · C"),
+            O::Bias => {
+                let extent = self.bias.map(|dtype| Extent::of_values(dtype, self.bias_len()));
+                Wanted::optional("bias", extent, "the problem adds a bias")
+            }
+            O::TokenScale => {
+                let extent = self.token_scale.then(|| Extent::of_values(DType::F32, self.m));
+                Wanted::optional("token scales", extent, "the problem scales tokens")
+            }
+            O::Residual => {
+                let extent = self.residual.as_ref().filter(|_| !self.residual_in_d).map(output);
+                Wanted::optional("residual", extent, "the problem adds a residual")
+            }
+            O::Gamma => {
+                let extent = norm.and_then(|function| function.gamma).map(of_columns);
+                Wanted::optional("gamma", extent, "the problem normalizes X with a gamma")
+            }
+            O::Beta => {
+                let extent = norm.and_then(|function| function.beta).map(of_columns);
+                Wanted::optional("beta", extent, "the problem normalizes X with a beta")
+            }
+            O::Workspace => {
+                Wanted::workspace("the plan keeps partial accumulators, or converted or normalized activations")
+            }
+            // Outputs of segments; X and the weight are bound by what describes them.
+            _ => {
+                let extent = outputs.find(|(of, _)| *of == operand).map(|(_, extent)| extent);
+                Wanted::optional(operand.name(), extent, "the problem writes several outputs")
+            }
+        }
+    }
+}
+
 impl Plan {
-    pub(crate) fn new(ctx: &Context, caches: &PlanCaches, problem: &Problem) -> Result<Self, Error> {
+    pub(crate) fn new(ctx: &Context, problem: &Problem) -> Result<Self, Error> {
         let op = problem.check()?;
         let preferences = preferences_beside(op.normed_regions(op.m, 0), problem.preferences())?;
         let key = (op, preferences);
@@ -165,92 +202,29 @@ impl Plan {
             let _span = tracing::info_span!("plan", m, n = stored_rows, k, %format).entered();
             let device = ctx.device();
             let (family, plan) = choose(op, device.info(), device.catalog().gemm, preferences, ctx.tuned())?;
-            Ok::<_, Error>(Ready {
-                family,
-                plan,
-                sequence: prepare(&**device, op, family, &plan)?.with_math(plan.config.math),
-            })
+            let sequence = prepare(&**device, op, family, &plan)?.with_math(plan.config.math);
+            Ok::<_, Error>(Ready { family, plan, sequence })
         };
-        let ready = if op.m == 0 { None } else { Some(caches.gemm.get_or_make(&key, make)?) };
-        Self::of(ctx, problem, key.0, ready)
+        let caches = ctx.plan_caches();
+        let ready = if op.m == 0 { None } else { Some(CheckedGemm::cache(caches).get_or_make(&key, make)?) };
+        Ok(Self::of(ctx, problem, key.0, ready))
     }
 
     pub(crate) fn of_candidate(ctx: &Context, candidate: &Candidate) -> Result<Self, Error> {
         let &Candidate { ref problem, ref op, family, launch } = candidate;
-        let ready = Ready {
-            family,
-            plan: launch,
-            sequence: prepare(&**ctx.device(), op, family, &launch)?.with_math(launch.config.math),
-        };
-        Self::of(ctx, problem, op.clone(), Some(Arc::new(ready)))
+        let sequence = prepare(&**ctx.device(), op, family, &launch)?.with_math(launch.config.math);
+        Ok(Self::of(ctx, problem, op.clone(), Some(Arc::new(Ready { family, plan: launch, sequence }))))
     }
 
-    fn of(
-        ctx: &Context,
-        problem: &Problem,
-        op: CheckedGemm,
-        ready: Option<Arc<Ready<CheckedGemm>>>,
-    ) -> Result<Self, Error> {
-        let output = |dense: &Dense| Extent::of(dense, op.m, op.out_features);
-        let of_columns = |dtype: DType| Extent::of_values(dtype, op.k);
-        let mut outputs = op.outputs().map(|(_, features, d)| Extent::of(&d, op.m, features.len()));
-        Ok(Self {
-            x: stored_x(&op).map(|x| Extent::of(&x, op.m, op.k)),
-            d: outputs.next().unwrap_or_else(|| output(&op.d)),
-            others: outputs.collect(),
-            c: op.c.as_ref().map(output),
-            bias: op.bias.map(|dtype| Extent::of_values(dtype, op.bias_len())),
-            token_scale: op.token_scale.then(|| Extent::of_values(DType::F32, op.m)),
-            residual: op.residual.as_ref().filter(|_| !op.residual_in_d).map(output),
-            gamma: op.norm.and_then(|norm| norm.function.gamma).map(of_columns),
-            beta: op.norm.and_then(|norm| norm.function.beta).map(of_columns),
-            weight: *problem.weight(),
-            c_stated: problem.states_c(),
-            op,
-            ready,
-            preferences: problem.preferences().clone(),
-            device: Arc::clone(ctx.device()),
-            tuned: Arc::clone(ctx.tuned()),
-        })
-    }
-
-    /// Bytes of workspace that [`Plan::run`] needs; 0 for most plans.
-    pub fn workspace_bytes(&self) -> usize {
-        self.launch().map_or(0, |launch| {
-            let own = launch.workspace.bytes;
-            self.op.normed_regions_of(launch).map_or(own, |regions| regions.all().end)
-        })
-    }
-
-    /// Name of the chosen kernel, such as `gemm_nt_q4_k_f16`; `none` for 0 tokens.
-    pub fn kernel_name(&self) -> &str {
-        self.sequence().map_or("none", LaunchSequence::name)
-    }
-
-    /// Identity of the chosen kernel; `None` for 0 tokens.
-    pub fn kernel_id(&self) -> Option<KernelId> {
-        self.launch().map(|launch| launch.config.kernel_id(self.op.format))
+    fn of(ctx: &Context, problem: &Problem, op: CheckedGemm, ready: Option<Arc<Ready<CheckedGemm>>>) -> Self {
+        let planned = Planned::of(ctx, op, problem.preferences().clone(), ready);
+        Self { planned, weight: *problem.weight(), c_stated: problem.states_c() }
     }
 
     /// A number that changes with the sources of the chosen kernel, for
     /// [`TunedTable::record`](crate::tuning::TunedTable::record); `None` for 0 tokens.
     pub fn source_hash(&self) -> Option<u64> {
-        self.ready.as_ref().map(|ready| ready.family.source_hash(&self.op.product(&ready.plan), &ready.plan.config))
-    }
-
-    /// The chosen configuration and its launch geometry; `None` for 0 tokens.
-    pub fn launch(&self) -> Option<&LaunchPlan> {
-        self.ready.as_ref().map(|ready| &ready.plan)
-    }
-
-    /// The kernels that a run launches, in order; `None` for 0 tokens.
-    pub fn sequence(&self) -> Option<&LaunchSequence> {
-        self.ready.as_ref().map(|ready| &ready.sequence)
-    }
-
-    /// The validated operation.
-    pub fn op(&self) -> &CheckedGemm {
-        &self.op
+        self.ready().map(|ready| ready.family.source_hash(&self.op().product(&ready.plan), &ready.plan.config))
     }
 
     /// What will run, what else there was, and why it was not taken. Made anew by each call, which takes many times as long as to
@@ -260,31 +234,16 @@ impl Plan {
     /// None that planning has not found before.
     pub fn record(&self) -> Result<PlanRecord, Error> {
         let subject = GemmSubject {
-            op: &self.op,
-            info: self.device.info(),
-            families: self.device.catalog().gemm,
-            preferences: &self.preferences,
-            tuned: &self.tuned,
+            op: self.op(),
+            info: self.handle().info(),
+            families: self.handle().catalog().gemm,
+            preferences: self.preferences(),
+            tuned: self.tuned(),
         };
-        match &self.ready {
+        match self.ready() {
             Some(ready) => subject.of_plan(&ready.plan, &ready.sequence),
             None => subject.explain(),
         }
-    }
-
-    /// Bytes that a run must move at least: W, X, D, C and the residual once each.
-    pub fn bytes(&self) -> u64 {
-        self.op.traffic() as u64
-    }
-
-    /// Multiply-adds of a run.
-    pub fn macs(&self) -> u64 {
-        self.op.macs() as u64
-    }
-
-    /// The device that the plan is for.
-    pub fn device(&self) -> DeviceId {
-        self.weight.device
     }
 
     /// Submits the multiplication to `stream`. The API allocates nothing, waits for nothing and takes no lock, and neither
@@ -326,60 +285,33 @@ impl Plan {
         others: impl Iterator<Item = BufferMut<'a>>,
         workspace: Option<BufferMut<'a>>,
     ) -> Result<(), Error> {
-        let Args { x, x_factor, w, d, c, bias, token_scale, residual, gamma, beta, workspace: _ } = args;
-        let checks = Checks(self.device());
-        checks.device("stream", stream.device())?;
-        checks.device("weight", w.device())?;
-        self.weight.check_serves(w.shape())?;
-        let mut operands = Operands::new();
         use GemmOperand as O;
+        let op = self.op();
+        Checks(self.device()).device("weight", args.w.device())?;
+        self.weight.check_serves(args.w.shape())?;
+        let mut run = self.start(stream)?;
         let names = [O::X, O::XScales, O::XPlaneFactors, O::XSums];
-        XOf { op: &self.op, rows: self.op.m, plain: self.x }.give(x, x_factor, checks, names, &mut operands)?;
-        checks.view("D", d.view(), self.d)?;
-        for ((operand, output), &extent) in O::OF_SEGMENTS.into_iter().zip(others).zip(&self.others) {
-            checks.view(operand.name(), output.view(), extent)?;
-            operands.write(operand, output);
+        let plain = stored_x(op).map(|x| Extent::of(&x, op.m, op.k));
+        XOf { op, rows: op.m, plain }.give(args.x, args.x_factor, run.checks, names, &mut run.operands)?;
+        run.write(O::D, args.d)?;
+        for ((operand, output), _) in O::OF_SEGMENTS.into_iter().zip(others).zip(op.outputs().skip(1)) {
+            run.write(operand, output)?;
         }
         // With `beta` 0, a C may come that is not read.
-        let c = c.filter(|_| self.c.is_some() || !self.c_stated);
-        let c = checks.optional("C", c, self.c, "the problem adds beta · C")?;
-        let bias = checks.optional("bias", bias, self.bias, "the problem adds a bias")?;
-        let token_scale =
-            checks.optional("token scales", token_scale, self.token_scale, "the problem scales tokens")?;
-        let residual = checks.optional("residual", residual, self.residual, "the problem adds a residual")?;
-        let gamma = checks.optional("gamma", gamma, self.gamma, "the problem normalizes X with a gamma")?;
-        let beta = checks.optional("beta", beta, self.beta, "the problem normalizes X with a beta")?;
-        let Some(ready) = &self.ready else { return Ok(()) };
-        w.give(&mut operands);
-        operands.read_if_any(GemmOperand::C, c);
-        operands.read_if_any(GemmOperand::Bias, bias);
-        operands.read_if_any(GemmOperand::TokenScale, token_scale);
-        operands.read_if_any(GemmOperand::Residual, residual);
-        operands.read_if_any(GemmOperand::Gamma, gamma);
-        operands.read_if_any(GemmOperand::Beta, beta);
-        operands.write(GemmOperand::D, d);
-        let why = "the plan keeps partial accumulators, or converted or normalized activations";
-        if let Some(workspace) = checks.workspace(workspace, self.workspace_bytes(), why)? {
-            operands.write(GemmOperand::Workspace, workspace);
+        run.read(O::C, args.c.filter(|_| op.c.is_some() || !self.c_stated))?;
+        let optional = [
+            (O::Bias, args.bias),
+            (O::TokenScale, args.token_scale),
+            (O::Residual, args.residual),
+            (O::Gamma, args.gamma),
+            (O::Beta, args.beta),
+        ];
+        optional.into_iter().try_for_each(|(operand, view)| run.read(operand, view))?;
+        if run.is_nothing() {
+            return Ok(());
         }
-        let _span = tracing::trace_span!("launch", kernel = self.kernel_name()).entered();
-        Ok(ready.sequence.run_for(&self.op, stream, operands)?)
-    }
-}
-
-/// What was chosen, and the launches of a run: each with its kernel, geometry and operands.
-impl fmt::Display for Plan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let CheckedGemm { m, out_features, k, .. } = self.op;
-        write!(f, "{} for {m} x {out_features} x {k} on {}", self.kernel_name(), self.device())?;
-        let Some(Ready { plan, sequence, .. }) = self.ready.as_deref() else { return Ok(()) };
-        let mut given = self.op.operands();
-        let workspace_bytes = self.workspace_bytes();
-        if workspace_bytes > 0 {
-            given.push(GemmOperand::Workspace);
-        }
-        let microseconds = plan.estimate * 1e6;
-        writeln!(f, ", {} bytes of workspace, expected to take {microseconds:.1} µs", workspace_bytes)?;
-        sequence.display_with(&given).fmt(f)
+        args.w.give(&mut run.operands);
+        run.workspace(workspace)?;
+        run.launch(stream)
     }
 }

@@ -1,7 +1,7 @@
 //! Plan records of gradients, without kernels.
 
 use qgemm_hal::{Catalog, DeviceInfo};
-use qgemm_sched::{Candidates, TunedTable, matmul, unpack};
+use qgemm_sched::{Candidates, TunedTable, matmul, memory_bound};
 
 use super::description::Gradient;
 use super::part::Scratch;
@@ -24,7 +24,7 @@ impl Gradient {
         let mut first = None;
         for part in &parts {
             if let Some(decode) = &part.decode {
-                let estimate = unpack::choose(&decode.unpack, info, catalog.unpack)?.1.estimate;
+                let estimate = memory_bound::choose(&decode.unpack, info, catalog.unpack)?.1.estimate;
                 decoding += decode.copies as f64 * estimate;
             }
             (decoded, sums) = (decoded.max(part.decoded_bytes()), sums.max(part.sums_bytes()));

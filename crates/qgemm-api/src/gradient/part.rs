@@ -8,11 +8,13 @@ use qgemm_hal::{
     BufferMut, BufferRef, CheckedMatmul, CheckedUnpack, Device, MatmulOperand, Operands, Operation, Stream,
     UnpackOperand,
 };
-use qgemm_sched::{TunedTable, matmul, unpack};
+use qgemm_sched::{Preferences, TunedTable};
 
 use super::through::GradientWeight;
 use crate::error::Error;
 use crate::plan_cache::{PlanCaches, Ready};
+use crate::planned::{chosen_by_traffic, ready};
+use crate::record::Recorded;
 
 /// Part of a plan: some input features.
 #[derive(Clone, Debug)]
@@ -96,6 +98,10 @@ impl Part {
     }
 }
 
+chosen_by_traffic!(CheckedUnpack);
+
+impl Recorded for CheckedUnpack {}
+
 /// Part with its kernels.
 #[derive(Debug)]
 pub(super) struct ReadyPart {
@@ -107,23 +113,9 @@ pub(super) struct ReadyPart {
 
 impl ReadyPart {
     pub fn new(device: &dyn Device, tuned: &TunedTable, caches: &PlanCaches, part: &Part) -> Result<Self, Error> {
-        let (info, catalog) = (device.info(), device.catalog());
-        let make_unpack = |decode: &Decode| {
-            let op = &decode.unpack;
-            let make = || {
-                let (family, plan) = unpack::choose(op, info, catalog.unpack)?;
-                Ok::<_, Error>(Ready { family, plan, sequence: family.prepare(device, op, &plan)? })
-            };
-            caches.unpack.get_or_make(op, make)
-        };
-        let make_product = |product: &Product| {
-            let op = &product.matmul;
-            let make = || {
-                let (family, plan) = matmul::choose(op, info, catalog.matmul, tuned)?;
-                Ready::prepare(device, op, family, plan, plan.config.math)
-            };
-            caches.matmul.get_or_make(op, make)
-        };
+        let make_unpack = |decode: &Decode| ready(device, tuned, caches, &(decode.unpack, Preferences::default()));
+        let make_product =
+            |product: &Product| ready(device, tuned, caches, &(product.matmul.clone(), Preferences::default()));
         Ok(Self {
             of: part.clone(),
             unpack: part.decode.as_ref().map(make_unpack).transpose()?,

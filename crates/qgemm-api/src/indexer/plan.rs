@@ -1,44 +1,23 @@
 //! [`IndexerPlan`]: kernels made ready for one [`Indexer`].
 
-use std::fmt;
-use std::sync::Arc;
-
 use qgemm_formats::{DType, ElementType};
 use qgemm_hal::{
-    BufferMut, BufferRef, CheckedIndexer, Device, DeviceId, IndexerLaunch, IndexerOperand, IndexerResult, KernelId,
-    LaunchSequence, Operands, Operation, Paging, Stream,
+    BufferMut, BufferRef, CheckedIndexer, DeviceInfo, Families, IndexerLaunch, IndexerOperand, IndexerResult, Paging,
+    Stream,
 };
-use qgemm_sched::indexer::choose;
+use qgemm_sched::{Candidates, Preferences, SchedError, TunedTable, indexer};
 
 use super::description::Indexer;
 use crate::attention::extent_bytes;
+use crate::context::Context;
 use crate::error::Error;
-use crate::nothing::Nothing;
-use crate::operand::{Checks, Extent, WIDE_ACCESS};
-use crate::plan_cache::{PlanCaches, Ready};
+use crate::operand::{Extent, WIDE_ACCESS};
+use crate::planned::{Bound, Chosen, Planned, Wanted, explain};
+use crate::record::{PlanRecord, Recorded, WorkspaceRegion};
 use crate::workspace::Workspace;
 
-/// Kernels chosen and made ready for one [`Indexer`]; made by [`Context::plan_indexer`](crate::Context::plan_indexer). Its text says what a
-/// run launches.
-#[derive(Debug)]
-pub struct IndexerPlan {
-    op: CheckedIndexer,
-    device: DeviceId,
-    extents: Extents,
-    /// None where there is no query, or nothing to write.
-    ready: Option<Arc<Ready<CheckedIndexer>>>,
-}
-
-/// What a run asks of its buffers.
-#[derive(Debug)]
-struct Extents {
-    q: Extent,
-    k: Extent,
-    weights: Extent,
-    k_scales: Extent,
-    scores: Extent,
-    indices: Extent,
-}
+/// Kernels chosen and made ready for one [`Indexer`]; made by [`Context::plan_indexer`]. Its text says what a run launches.
+pub type IndexerPlan = Planned<CheckedIndexer>;
 
 /// What one run of an [`IndexerPlan`] reads and writes.
 #[derive(Debug)]
@@ -69,7 +48,7 @@ pub struct IndexerArgs<'a> {
 }
 
 impl<'a> IndexerArgs<'a> {
-    /// What every run has; the others are fields to set.
+    /// What every run has. Methods add the other operands.
     pub fn new(
         q: impl Into<BufferRef<'a>>,
         k: impl Into<BufferRef<'a>>,
@@ -108,66 +87,136 @@ impl<'a> IndexerArgs<'a> {
         self.workspace = Some(workspace);
         self
     }
+
+    /// With the lengths and pages of [`Indexer::paged`].
+    pub fn pages(mut self, lengths: impl Into<BufferRef<'a>>, block_table: impl Into<BufferRef<'a>>) -> Self {
+        (self.lengths, self.block_table) = (Some(lengths.into()), Some(block_table.into()));
+        self
+    }
+
+    /// With the scales of [`Indexer::q_scales`].
+    pub fn q_scales(mut self, q_scales: impl Into<BufferRef<'a>>) -> Self {
+        self.q_scales = Some(q_scales.into());
+        self
+    }
+}
+
+impl Context {
+    /// Chooses kernels for `indexer` and makes them ready. What was planned before is known, as with [`Context::plan`].
+    ///
+    /// ```
+    /// use qgemm_api::{Context, DType, Indexer, IndexerArgs, KvFormat};
+    ///
+    /// let ctx = Context::open("cpu")?;
+    /// // One query of two heads, of which one counts twice; four keys, each of which one head matches, or none.
+    /// let (one, two) = ([1.0f32; 16], [[1.0f32; 16], [-1.0; 16]]);
+    /// let f16 = |rows: &[[f32; 16]]| DType::F16.encode(&rows.concat());
+    /// let q = ctx.upload(&f16(&two))?;
+    /// let k = ctx.upload(&f16(&[one, [0.0; 16], [-1.0; 16], [0.5; 16]]))?;
+    /// let weights = ctx.upload(&[1.0f32, 2.0])?;
+    /// let indexer = Indexer::new(KvFormat::Plain(DType::F16), 1, 2, 16, 4);
+    ///
+    /// let mut scores = ctx.allocate(4 * 4)?;
+    /// let plan = ctx.plan_indexer(&indexer)?;
+    /// plan.run(&ctx.default_stream(), IndexerArgs::new(&q, &k, &weights, &mut scores))?;
+    /// assert_eq!(ctx.download::<f32>(&scores)?, [16.0, 0.0, 32.0, 8.0]);
+    ///
+    /// let mut best = ctx.allocate(3 * 4)?;
+    /// let plan = ctx.plan_indexer(&indexer.best(3))?;
+    /// let mut workspace = ctx.workspace(plan.workspace_bytes())?;
+    /// plan.run(&ctx.default_stream(), IndexerArgs::new(&q, &k, &weights, &mut best).workspace(&mut workspace))?;
+    /// assert_eq!(ctx.download::<u8>(&best)?, [2i32, 0, 3].map(i32::to_le_bytes).concat());
+    /// # Ok::<(), qgemm_api::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the indexer is not valid, no family serves it, or a kernel cannot be made ready.
+    pub fn plan_indexer(&self, indexer: &Indexer) -> Result<IndexerPlan, Error> {
+        Planned::new(self, indexer.check()?, Preferences::default())
+    }
+
+    /// What [`Context::plan_indexer`] would choose: see [`Context::explain`].
+    ///
+    /// # Errors
+    /// When the indexer is not valid.
+    pub fn explain_indexer(&self, problem: &Indexer) -> Result<PlanRecord, Error> {
+        explain(self, &problem.check()?, &Preferences::default())
+    }
+}
+
+impl Chosen for CheckedIndexer {
+    fn candidates(
+        &self,
+        info: &DeviceInfo,
+        families: Families<Self>,
+        _: &Preferences,
+        _: &TunedTable,
+    ) -> Result<Candidates<'static, Self>, SchedError> {
+        Ok(indexer::candidates(self, info, families))
+    }
+}
+
+impl Recorded for CheckedIndexer {
+    fn workspace(&self, plan: &IndexerLaunch) -> Vec<WorkspaceRegion> {
+        WorkspaceRegion::whole("scores", plan.config.workspace_bytes)
+    }
+}
+
+impl Bound for CheckedIndexer {
+    fn wanted(&self, operand: IndexerOperand, used: bool) -> Wanted {
+        use IndexerOperand as O;
+        let Paging { pages, page_size, width } = self.paging();
+        let (sequences, _) = self.sequences();
+        let of = |strides, counts, aligned: bool| {
+            // `Indexer::check` found that they fit the address space.
+            let bytes = extent_bytes(strides, counts, self.features, self.format).unwrap_or(u64::MAX) as usize;
+            Extent::new(self.format.element(), bytes, if aligned { WIDE_ACCESS } else { self.format.width() })
+        };
+        // Rows of words, the last of which may end early.
+        let rows = |count: usize, stride: u64, columns: usize| {
+            let words = if count * columns == 0 { 0 } else { (count - 1) * stride as usize + columns };
+            Extent::of_values(DType::F32, words)
+        };
+        let words =
+            |name, count, why| Wanted::optional(name, used.then(|| Extent::of_values(ElementType::Int32, count)), why);
+        let of_ranges = "the indexer has ranges of keys";
+        let of_pages = "the indexer finds keys by a table";
+        match operand {
+            O::Q => Wanted::always(
+                "q",
+                of([0, self.q.token_stride, self.q.head_stride], [1, self.queries, self.heads], self.q.aligned),
+            ),
+            O::K => Wanted::always(
+                "k",
+                of([self.k.page_stride, self.k.row_stride, 0], [pages, page_size, 1], self.k.aligned),
+            ),
+            O::Weights => Wanted::always("weights", rows(self.queries, self.weights_stride, self.heads)),
+            O::QScales => {
+                let extent = self.q_scales.then(|| Extent::of_values(DType::F32, self.queries * self.heads));
+                Wanted::optional("q scales", extent, "the indexer has scales of the queries")
+            }
+            O::KScales => {
+                let extent = self.has_scales().then(|| rows(pages, self.k.scale_page_stride, page_size));
+                Wanted::optional("k scales", extent, "E4M3 has scales")
+            }
+            O::Starts => words("starts", self.queries, of_ranges),
+            O::Ends => words("ends", self.queries, of_ranges),
+            O::Lengths => words("lengths", sequences, of_pages),
+            O::BlockTable => words("block table", sequences * width, of_pages),
+            O::Scores => {
+                let extent = match self.result {
+                    IndexerResult::Scores { row_stride } => Some(rows(self.queries, row_stride, self.most_keys())),
+                    IndexerResult::Best { .. } => None,
+                };
+                Wanted::optional("scores", extent, "the indexer writes scores")
+            }
+            O::Indices => words("indices", self.queries * self.chosen(), "the indexer chooses keys"),
+            O::Workspace => Wanted::workspace("the plan keeps scores of some queries"),
+        }
+    }
 }
 
 impl IndexerPlan {
-    pub(crate) fn new(device: &dyn Device, caches: &PlanCaches, indexer: &Indexer) -> Result<Self, Error> {
-        let op = indexer.check()?;
-        let make = || {
-            let CheckedIndexer { queries, heads, features, .. } = op;
-            let _span = tracing::info_span!("plan", queries, heads, features).entered();
-            let (family, plan) = choose(&op, device.info(), device.catalog().indexer)?;
-            Ready::prepare(device, &op, family, plan, plan.config.math)
-        };
-        let ready = if op.is_nothing() { None } else { Some(caches.indexer.get_or_make(&op, make)?) };
-        Ok(Self { device: device.info().id, extents: extents(&op), ready, op })
-    }
-
-    /// Bytes of workspace that [`IndexerPlan::run`] needs: for scores of some queries, where keys are chosen.
-    pub fn workspace_bytes(&self) -> usize {
-        self.launch().map_or(0, |launch| launch.config.workspace_bytes)
-    }
-
-    /// Name of the chosen kernels.
-    pub fn kernel_name(&self) -> &str {
-        self.sequence().map_or("none", LaunchSequence::name)
-    }
-
-    /// Identity of the kernel that scores; none where there is nothing to do.
-    pub fn kernel_id(&self) -> Option<KernelId> {
-        self.launch().map(|launch| launch.config.kernel)
-    }
-
-    /// The chosen configuration; none where there is nothing to do.
-    pub fn launch(&self) -> Option<&IndexerLaunch> {
-        self.ready.as_ref().map(|ready| &ready.plan)
-    }
-
-    /// The kernels that a run launches, in order; none where there is nothing to do.
-    pub fn sequence(&self) -> Option<&LaunchSequence> {
-        self.ready.as_ref().map(|ready| &ready.sequence)
-    }
-
-    /// The validated operation.
-    pub fn op(&self) -> &CheckedIndexer {
-        &self.op
-    }
-
-    /// Bytes that a run moves at least, where every query sees every key.
-    pub fn bytes(&self) -> f64 {
-        self.op.traffic()
-    }
-
-    /// Floating-point operations of a run, where every query sees every key.
-    pub fn flops(&self) -> f64 {
-        2.0 * self.op.macs()
-    }
-
-    /// The device that the plan is for.
-    pub fn device(&self) -> DeviceId {
-        self.device
-    }
-
     /// Submits the indexer to `stream`. Allocates nothing, waits for nothing and takes no lock, so it may be captured in a CUDA graph;
     /// ranges, lengths and tables are read on the device when it runs.
     ///
@@ -178,93 +227,20 @@ impl IndexerPlan {
         use IndexerOperand as O;
         let IndexerArgs { q, k, weights, q_scales, k_scales, starts, ends, lengths, block_table, result, workspace } =
             args;
-        let (op, extents) = (&self.op, &self.extents);
-        let checks = Checks(self.device);
-        checks.device("stream", stream.device())?;
-        checks.view("q", q, extents.q)?;
-        checks.view("k", k, extents.k)?;
-        checks.view("weights", weights, extents.weights)?;
-        let (output, name, extent) = match op.result {
-            IndexerResult::Scores { .. } => (O::Scores, "scores", extents.scores),
-            IndexerResult::Best { .. } => (O::Indices, "indices", extents.indices),
-        };
-        checks.view(name, result.view(), extent)?;
-        let used = op.operands();
-        let of = |operand: O, element: ElementType, count: usize| {
-            used.contains(&operand).then(|| Extent::of_values(element, count))
-        };
-        let words = |operand, count| of(operand, ElementType::Int32, count);
-        let (sequences, _) = op.sequences();
-        let of_ranges = "the indexer has ranges of keys";
-        let of_pages = "the indexer finds keys by a table";
-        let of_heads = "the indexer has scales of the queries";
-        let table = sequences * op.paging().width;
-        let index = [
-            (O::QScales, "q scales", q_scales, of(O::QScales, DType::F32.into(), op.queries * op.heads), of_heads),
-            (O::KScales, "k scales", k_scales, op.has_scales().then_some(extents.k_scales), "E4M3 has scales"),
-            (O::Starts, "starts", starts, words(O::Starts, op.queries), of_ranges),
-            (O::Ends, "ends", ends, words(O::Ends, op.queries), of_ranges),
-            (O::Lengths, "lengths", lengths, words(O::Lengths, sequences), of_pages),
-            (O::BlockTable, "block table", block_table, words(O::BlockTable, table), of_pages),
-        ];
-        let mut operands = Operands::new();
+        let mut run = self.start(stream)?;
         for (operand, view) in [(O::Q, q), (O::K, k), (O::Weights, weights)] {
-            operands.read(operand, view);
+            run.read(operand, view)?;
         }
-        for (operand, name, view, extent, why) in index {
-            operands.read_if_any(operand, checks.optional(name, view, extent, why)?);
-        }
-        operands.write(output, result);
-        let why = "the plan keeps scores of some queries";
-        if let Some(workspace) = checks.workspace(workspace.map(Workspace::view), self.workspace_bytes(), why)? {
-            operands.write(O::Workspace, workspace);
-        }
-        let Some(ready) = &self.ready else { return Ok(()) };
-        let _span = tracing::trace_span!("launch", kernel = self.kernel_name()).entered();
-        Ok(ready.sequence.run_for(&self.op, stream, operands)?)
-    }
-}
-
-fn extents(op: &CheckedIndexer) -> Extents {
-    let Paging { pages, page_size, .. } = op.paging();
-    let alignment = |aligned: bool| if aligned { WIDE_ACCESS } else { op.format.width() };
-    let of = |strides, counts, aligned| {
-        // `Indexer::check` found that they fit the address space.
-        let bytes = extent_bytes(strides, counts, op.features, op.format).unwrap_or(u64::MAX) as usize;
-        Extent::new(op.format.element(), bytes, alignment(aligned))
-    };
-    // Rows of words, the last of which may end early.
-    let rows = |count: usize, stride: u64, columns: usize| {
-        let words = if count * columns == 0 { 0 } else { (count - 1) * stride as usize + columns };
-        Extent::of_values(DType::F32, words)
-    };
-    let scores = match op.result {
-        IndexerResult::Scores { row_stride } => rows(op.queries, row_stride, op.most_keys()),
-        IndexerResult::Best { .. } => Extent::of_values(DType::F32, 0),
-    };
-    Extents {
-        q: of([0, op.q.token_stride, op.q.head_stride], [1, op.queries, op.heads], op.q.aligned),
-        k: of([op.k.page_stride, op.k.row_stride, 0], [pages, page_size, 1], op.k.aligned),
-        weights: rows(op.queries, op.weights_stride, op.heads),
-        k_scales: rows(pages, op.k.scale_page_stride, page_size),
-        scores,
-        indices: Extent::of_values(ElementType::Int32, op.queries * op.chosen()),
-    }
-}
-
-/// What was chosen, and the launches of a run: each with its kernel, geometry and operands.
-impl fmt::Display for IndexerPlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let CheckedIndexer { queries, heads, features, .. } = self.op;
-        write!(f, "{} for {queries} queries of {heads} heads of {features} features, ", self.kernel_name())?;
-        write!(f, "up to {} keys, on {}", self.op.most_keys(), self.device)?;
-        let Some(ready) = &self.ready else { return f.write_str(", nothing to do") };
-        let IndexerLaunch { config, estimate } = ready.plan;
-        let mut given = self.op.operands();
-        if config.workspace_bytes > 0 {
-            given.push(IndexerOperand::Workspace);
-        }
-        writeln!(f, ", {} bytes of workspace, expected to take {:.1} µs", config.workspace_bytes, estimate * 1e6)?;
-        ready.sequence.display_with(&given).fmt(f)
+        let output = match self.op().result {
+            IndexerResult::Scores { .. } => O::Scores,
+            IndexerResult::Best { .. } => O::Indices,
+        };
+        run.write(output, result)?;
+        run.read(O::QScales, q_scales)?;
+        run.read(O::KScales, k_scales)?;
+        let index = [(O::Starts, starts), (O::Ends, ends), (O::Lengths, lengths), (O::BlockTable, block_table)];
+        index.into_iter().try_for_each(|(operand, view)| run.read(operand, view))?;
+        run.workspace(workspace.map(Workspace::view))?;
+        run.launch(stream)
     }
 }

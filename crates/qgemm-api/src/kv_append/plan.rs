@@ -1,46 +1,44 @@
 //! [`KvAppendPlan`]: a kernel made ready for one [`KvAppend`].
 
 use std::fmt;
-use std::sync::Arc;
+use std::ops::Deref;
 
 use qgemm_formats::{DType, ElementType};
 use qgemm_hal::op::attention::{KV_BLOCK, KV_SCALES};
 use qgemm_hal::{
-    Buffer, BufferMut, BufferRef, CheckedKvAppend, CheckedRotary, DeviceId, HeadRows, KernelId, KvAppendLaunch,
-    KvAppendOperand, KvFormat, KvRows, LaunchSequence, Operands, Operation, RotaryAngles, Stream,
+    Buffer, BufferMut, BufferRef, CheckedKvAppend, CheckedRotary, HeadRows, KvAppendOperand, KvFormat, KvRows,
+    RotaryAngles, Stream,
 };
-use qgemm_sched::kv_append::choose;
+use qgemm_sched::Preferences;
 
 use super::description::KvAppend;
 use crate::attention::extent_bytes;
 use crate::context::Context;
 use crate::error::Error;
-use crate::nothing::Nothing;
-use crate::operand::{Checks, Extent, WIDE_ACCESS};
-use crate::plan_cache::{PlanCaches, Ready};
+use crate::operand::{Extent, WIDE_ACCESS};
+use crate::planned::{Bound, Planned, Wanted, chosen_by_traffic, explain};
+use crate::record::{PlanRecord, Recorded};
 
 /// A kernel chosen and made ready for one [`KvAppend`]; made by [`Context::plan_kv_append`]. Its text says what a run launches.
 #[derive(Debug)]
 pub struct KvAppendPlan {
-    op: CheckedKvAppend,
-    device: DeviceId,
-    extents: Extents,
+    planned: Planned<CheckedKvAppend>,
     /// Of the rotary embedding, on the device.
     frequencies: Option<Buffer>,
-    /// None where there is no token.
-    ready: Option<Arc<Ready<CheckedKvAppend>>>,
 }
 
-/// What a run asks of its buffers.
-#[derive(Debug)]
-struct Extents {
-    q: Option<Extent>,
-    new_k: Extent,
-    new_v: Extent,
-    k: Extent,
-    v: Extent,
-    /// Scales of K and of V, where the format has some.
-    scales: Option<[Extent; 2]>,
+impl Deref for KvAppendPlan {
+    type Target = Planned<CheckedKvAppend>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.planned
+    }
+}
+
+impl fmt::Display for KvAppendPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.planned.fmt(f)
+    }
 }
 
 /// What one run of a [`KvAppendPlan`] reads and writes.
@@ -84,7 +82,7 @@ pub struct KvAppendArgs<'a> {
 }
 
 impl<'a> KvAppendArgs<'a> {
-    /// New keys and values, and the cache. The others are fields to set.
+    /// New keys and values, and the cache. Methods add the other operands.
     pub fn new(
         new_k: impl Into<BufferRef<'a>>,
         new_v: impl Into<BufferRef<'a>>,
@@ -122,60 +120,181 @@ impl<'a> KvAppendArgs<'a> {
         self.kv_lengths = Some(lengths.into());
         self
     }
+
+    /// With the factors of the heads of keys.
+    pub fn k_factors(mut self, k_factors: impl Into<BufferRef<'a>>) -> Self {
+        self.k_factors = Some(k_factors.into());
+        self
+    }
+
+    /// With the factors of the heads of values.
+    pub fn v_factors(mut self, v_factors: impl Into<BufferRef<'a>>) -> Self {
+        self.v_factors = Some(v_factors.into());
+        self
+    }
+
+    /// With the scales of the blocks of keys.
+    pub fn k_scales(mut self, k_scales: impl Into<BufferMut<'a>>) -> Self {
+        self.k_scales = Some(k_scales.into());
+        self
+    }
+
+    /// With the scales of the blocks of values.
+    pub fn v_scales(mut self, v_scales: impl Into<BufferMut<'a>>) -> Self {
+        self.v_scales = Some(v_scales.into());
+        self
+    }
+
+    /// With the offsets of the tokens.
+    pub fn q_offsets(mut self, q_offsets: impl Into<BufferRef<'a>>) -> Self {
+        self.q_offsets = Some(q_offsets.into());
+        self
+    }
+
+    /// With the offsets of the keys.
+    pub fn kv_offsets(mut self, kv_offsets: impl Into<BufferRef<'a>>) -> Self {
+        self.kv_offsets = Some(kv_offsets.into());
+        self
+    }
+
+    /// With the block table.
+    pub fn block_table(mut self, block_table: impl Into<BufferRef<'a>>) -> Self {
+        self.block_table = Some(block_table.into());
+        self
+    }
+
+    /// With the tables of [`Rotary::tables`](crate::Rotary::tables).
+    pub fn tables(mut self, cos: impl Into<BufferRef<'a>>, sin: impl Into<BufferRef<'a>>) -> Self {
+        (self.cos, self.sin) = (Some(cos.into()), Some(sin.into()));
+        self
+    }
+
+    /// With the positions of [`KvAppend::positions`].
+    pub fn positions(mut self, positions: impl Into<BufferRef<'a>>) -> Self {
+        self.positions = Some(positions.into());
+        self
+    }
+}
+
+impl Context {
+    /// Chooses a kernel for `append` and makes it ready. What was planned before is known, as with [`Context::plan`]; frequencies of a
+    /// rotary embedding are uploaded.
+    ///
+    /// ```
+    /// use qgemm_api::{Context, DType, Keys, KvAppend, KvAppendArgs, Queries, Rotary};
+    ///
+    /// let ctx = Context::open("cpu")?;
+    /// // One new token of a sequence that has room for four: one head of eight features, of which two are turned.
+    /// let append = KvAppend::new(DType::F32, 1, 1, 8, Queries::each(1, 1), Keys::lengths(4)).rotary(Rotary::neox(2));
+    /// let plan = ctx.plan_kv_append(&append)?;
+    /// let ones = ctx.upload(&[1.0f32; 8])?;
+    /// let mut q = ctx.upload(&[1.0f32, 0.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0])?;
+    /// let (mut k, mut v) = (ctx.allocate(4 * 8 * 4)?, ctx.allocate(4 * 8 * 4)?);
+    /// let lengths = ctx.upload(&[2u32])?; // the new key is the second: its position is 1
+    /// let args = KvAppendArgs::new(&ones, &ones, &mut k, &mut v).q(&mut q).kv_lengths(&lengths);
+    /// plan.run(&ctx.default_stream(), args)?;
+    /// let turned: Vec<f32> = ctx.download(&q)?;
+    /// assert!((turned[0] - 1f32.cos()).abs() < 1e-6 && (turned[1] - 1f32.sin()).abs() < 1e-6 && turned[2] == 3.0);
+    /// let values: Vec<f32> = ctx.download(&v)?;
+    /// assert!(values[..8] == [0.0; 8] && values[8..16] == [1.0; 8]);
+    /// # Ok::<(), qgemm_api::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When it is not valid, no family serves it, or the kernel cannot be made ready.
+    pub fn plan_kv_append(&self, append: &KvAppend) -> Result<KvAppendPlan, Error> {
+        KvAppendPlan::new(self, append)
+    }
+
+    /// What [`Context::plan_kv_append`] would choose: see [`Context::explain`].
+    ///
+    /// # Errors
+    /// When it is not valid.
+    pub fn explain_kv_append(&self, append: &KvAppend) -> Result<PlanRecord, Error> {
+        explain(self, &append.check()?, &Preferences::default())
+    }
+}
+
+chosen_by_traffic!(CheckedKvAppend);
+
+impl Recorded for CheckedKvAppend {}
+
+impl Bound for CheckedKvAppend {
+    fn wanted(&self, operand: KvAppendOperand, used: bool) -> Wanted {
+        use KvAppendOperand as O;
+        let (paging, tokens, sequences) = (self.addressing.paging(), self.addressing.tokens, self.addressing.sequences);
+        // `KvAppend::check` found that they fit the address space.
+        let of = |strides, counts, columns, format: KvFormat, alignment| {
+            let bytes = extent_bytes(strides, counts, columns, format).unwrap_or(u64::MAX) as usize;
+            Extent::new(format.element(), bytes, alignment)
+        };
+        let of_tokens = |rows: &HeadRows, heads, columns| {
+            let alignment = if rows.aligned { WIDE_ACCESS } else { self.dtype.bytes() };
+            let strides = [0, rows.token_stride, rows.head_stride];
+            of(strides, [1, tokens, heads], columns, KvFormat::Plain(self.dtype), alignment)
+        };
+        let of_cache = |rows: &KvRows, columns| {
+            let alignment = if rows.rows.aligned { self.kv.vector_bytes() } else { self.kv.width() };
+            let strides = [rows.page_stride, rows.rows.token_stride, rows.rows.head_stride];
+            of(strides, [paging.pages, paging.page_size, self.kv_heads], columns, self.kv, alignment)
+        };
+        let scales = |name, of: Extent| {
+            let extent = Extent::of_values(KV_SCALES, of.bytes() * 8 / self.kv.bits() / KV_BLOCK);
+            let why = "the format of the cache has scales of blocks";
+            Wanted::optional(name, self.kv.has_scales().then_some(extent), why)
+        };
+        let values = |name, element: ElementType, count, why| {
+            Wanted::optional(name, used.then(|| Extent::of_values(element, count)), why)
+        };
+        let (word, number) = (ElementType::Int32, ElementType::from(DType::F32));
+        let factors = "the format of the cache has a factor a head";
+        let tables = "angles come from tables";
+        match operand {
+            O::Q => {
+                let extent = (self.heads > 0).then(|| of_tokens(&self.q, self.heads, self.qk_dim));
+                Wanted::optional("q", extent, "there are heads of queries")
+            }
+            O::NewK => Wanted::always("new k", of_tokens(&self.new_k, self.kv_heads, self.qk_dim)),
+            O::NewV => Wanted::always("new v", of_tokens(&self.new_v, self.kv_heads, self.v_dim)),
+            O::K => Wanted::always("k", of_cache(&self.k, self.qk_dim)),
+            O::V => Wanted::always("v", of_cache(&self.v, self.v_dim)),
+            O::KFactors => values("k factors", number, self.kv_heads, factors),
+            O::VFactors => values("v factors", number, self.kv_heads, factors),
+            O::KScales => scales("k scales", of_cache(&self.k, self.qk_dim)),
+            O::VScales => scales("v scales", of_cache(&self.v, self.v_dim)),
+            O::QOffsets => values("q offsets", word, sequences + 1, "tokens are found by offsets"),
+            O::KvOffsets => values("kv offsets", word, sequences + 1, "keys are found by offsets"),
+            O::KvLengths => values("kv lengths", word, sequences, "keys are as many as lengths say"),
+            O::BlockTable => values("block table", word, sequences * paging.width, "keys are found by a table"),
+            O::Positions => values("positions", word, tokens, "positions are given"),
+            O::Frequencies => {
+                // Pairs of words: u64 fractions of a turn.
+                let count = self.rotary.map_or(0, |rotary| rotary.dim);
+                values("frequencies", word, count, "pairs turn by frequencies")
+            }
+            O::Cos => values("cos", number, table_len(self), tables),
+            O::Sin => values("sin", number, table_len(self), tables),
+        }
+    }
+}
+
+/// Elements that a table of cosines or sines spans.
+fn table_len(op: &CheckedKvAppend) -> usize {
+    match op.rotary {
+        Some(CheckedRotary { dim, angles: RotaryAngles::Tables { positions, row_stride }, .. }) if positions > 0 => {
+            (positions - 1) * row_stride as usize + dim / 2
+        }
+        _ => 0,
+    }
 }
 
 impl KvAppendPlan {
-    pub(crate) fn new(ctx: &Context, caches: &PlanCaches, append: &KvAppend) -> Result<Self, Error> {
-        let op = append.check()?;
-        let device = &**ctx.device();
-        let make = || {
-            let CheckedKvAppend { heads, kv_heads, .. } = op;
-            let _span = tracing::info_span!("plan", tokens = op.addressing.tokens, heads, kv_heads).entered();
-            let (family, plan) = choose(&op, device.info(), device.catalog().kv_append)?;
-            Ok::<_, Error>(Ready { family, plan, sequence: family.prepare(device, &op, &plan)? })
-        };
-        let has_tokens = !op.is_nothing();
-        let ready = if has_tokens { Some(caches.kv_append.get_or_make(&op, make)?) } else { None };
-        let frequencies = append.frequencies().filter(|_| has_tokens);
+    fn new(ctx: &Context, append: &KvAppend) -> Result<Self, Error> {
+        let planned = Planned::new(ctx, append.check()?, Preferences::default())?;
+        let frequencies = append.frequencies().filter(|_| planned.launch().is_some());
         // As words: the halves of a u64, the lower first.
         let words = frequencies.map(|all| all.iter().flat_map(|&f| [f as u32, (f >> 32) as u32]).collect::<Vec<_>>());
-        let frequencies = words.map(|words| ctx.upload(&words)).transpose()?;
-        Ok(Self { device: device.info().id, extents: extents(&op), frequencies, ready, op })
-    }
-
-    /// Name of the chosen kernel.
-    pub fn kernel_name(&self) -> &str {
-        self.sequence().map_or("none", LaunchSequence::name)
-    }
-
-    /// Identity of the chosen kernel, the first of several; none where there is no token.
-    pub fn kernel_id(&self) -> Option<KernelId> {
-        self.launch().map(|launch| launch.config.kernel)
-    }
-
-    /// The chosen configuration; none where there is no token.
-    pub fn launch(&self) -> Option<&KvAppendLaunch> {
-        self.ready.as_ref().map(|ready| &ready.plan)
-    }
-
-    /// The kernels that a run launches, in order; none where there is no token.
-    pub fn sequence(&self) -> Option<&LaunchSequence> {
-        self.ready.as_ref().map(|ready| &ready.sequence)
-    }
-
-    /// The validated operation.
-    pub fn op(&self) -> &CheckedKvAppend {
-        &self.op
-    }
-
-    /// Bytes that a run reads and writes at least.
-    pub fn bytes(&self) -> f64 {
-        self.op.traffic()
-    }
-
-    /// The device that the plan is for.
-    pub fn device(&self) -> DeviceId {
-        self.device
+        Ok(Self { planned, frequencies: words.map(|words| ctx.upload(&words)).transpose()? })
     }
 
     /// Submits the work to `stream`. Allocates nothing, waits for nothing and takes no lock, so it may be captured in a CUDA graph;
@@ -186,106 +305,30 @@ impl KvAppendPlan {
     /// been written then.
     pub fn run(&self, stream: &Stream, args: KvAppendArgs<'_>) -> Result<(), Error> {
         use KvAppendOperand as O;
-        let (op, extents) = (&self.op, &self.extents);
-        let checks = Checks(self.device);
-        checks.device("stream", stream.device())?;
-        checks.view("new k", args.new_k, extents.new_k)?;
-        checks.view("new v", args.new_v, extents.new_v)?;
-        checks.view("k", args.k.view(), extents.k)?;
-        checks.view("v", args.v.view(), extents.v)?;
-        let q = checks.optional("q", args.q, extents.q, "there are heads of queries")?;
-        let used = op.operands();
-        let of = |operand: O, element: ElementType, count: usize| {
-            used.contains(&operand).then(|| Extent::of_values(element, count))
-        };
-        let (word, number) = (ElementType::Int32, ElementType::from(DType::F32));
-        let factors = "the format of the cache has a factor a head";
-        let tables = "angles come from tables";
-        let table_len = match op.rotary {
-            Some(CheckedRotary { dim, angles: RotaryAngles::Tables { positions, row_stride }, .. })
-                if positions > 0 =>
-            {
-                (positions - 1) * row_stride as usize + dim / 2
-            }
-            _ => 0,
-        };
-        let addressing = op.addressing;
-        let (sequences, width) = (addressing.sequences, addressing.paging().width);
-        let read = [
-            (O::KFactors, "k factors", args.k_factors, number, op.kv_heads, factors),
-            (O::VFactors, "v factors", args.v_factors, number, op.kv_heads, factors),
-            (O::QOffsets, "q offsets", args.q_offsets, word, sequences + 1, "tokens are found by offsets"),
-            (O::KvOffsets, "kv offsets", args.kv_offsets, word, sequences + 1, "keys are found by offsets"),
-            (O::KvLengths, "kv lengths", args.kv_lengths, word, sequences, "keys are as many as lengths say"),
-            (O::BlockTable, "block table", args.block_table, word, sequences * width, "keys are found by a table"),
-            (O::Positions, "positions", args.positions, word, addressing.tokens, "positions are given"),
-            (O::Cos, "cos", args.cos, number, table_len, tables),
-            (O::Sin, "sin", args.sin, number, table_len, tables),
+        let mut run = self.start(stream)?;
+        run.read(O::NewK, args.new_k)?;
+        run.read(O::NewV, args.new_v)?;
+        let written = [
+            (O::K, Some(args.k)),
+            (O::V, Some(args.v)),
+            (O::Q, args.q),
+            (O::KScales, args.k_scales),
+            (O::VScales, args.v_scales),
         ];
-        let of_blocks = "the format of the cache has scales of blocks";
-        let [k_extent, v_extent] = extents.scales.map_or([None; 2], |both| both.map(Some));
-        let k_scales = checks.optional("k scales", args.k_scales, k_extent, of_blocks)?;
-        let v_scales = checks.optional("v scales", args.v_scales, v_extent, of_blocks)?;
-        let mut operands = Operands::new();
-        for (operand, name, view, element, count, why) in read {
-            operands.read_if_any(operand, checks.optional(name, view, of(operand, element, count), why)?);
-        }
-        operands.read(O::NewK, args.new_k);
-        operands.read(O::NewV, args.new_v);
-        operands.read_if_any(O::Frequencies, self.frequencies.as_ref().map(Into::into));
-        operands.write(O::K, args.k);
-        operands.write(O::V, args.v);
-        for (operand, scales) in [(O::KScales, k_scales), (O::VScales, v_scales)] {
-            if let Some(scales) = scales {
-                operands.write(operand, scales);
-            }
-        }
-        if let Some(q) = q {
-            operands.write(O::Q, q);
-        }
-        let Some(ready) = &self.ready else { return Ok(()) };
-        let _span = tracing::trace_span!("launch", kernel = self.kernel_name()).entered();
-        Ok(ready.sequence.run_for(&self.op, stream, operands)?)
-    }
-}
-
-fn extents(op: &CheckedKvAppend) -> Extents {
-    let (paging, tokens) = (op.addressing.paging(), op.addressing.tokens);
-    // `KvAppend::check` found that they fit the address space.
-    let of = |strides, counts, columns, format: KvFormat, alignment| {
-        let bytes = extent_bytes(strides, counts, columns, format).unwrap_or(u64::MAX) as usize;
-        Extent::new(format.element(), bytes, alignment)
-    };
-    let of_tokens = |rows: &HeadRows, heads, columns| {
-        let width = op.dtype.bytes();
-        let alignment = if rows.aligned { WIDE_ACCESS } else { width };
-        of([0, rows.token_stride, rows.head_stride], [1, tokens, heads], columns, KvFormat::Plain(op.dtype), alignment)
-    };
-    let of_cache = |rows: &KvRows, columns| {
-        let alignment = if rows.rows.aligned { op.kv.vector_bytes() } else { op.kv.width() };
-        let strides = [rows.page_stride, rows.rows.token_stride, rows.rows.head_stride];
-        of(strides, [paging.pages, paging.page_size, op.kv_heads], columns, op.kv, alignment)
-    };
-    let scales = |of: Extent| Extent::of_values(KV_SCALES, of.bytes() * 8 / op.kv.bits() / KV_BLOCK);
-    let (of_k, of_v) = (of_cache(&op.k, op.qk_dim), of_cache(&op.v, op.v_dim));
-    Extents {
-        scales: op.kv.has_scales().then(|| [scales(of_k), scales(of_v)]),
-        q: (op.heads > 0).then(|| of_tokens(&op.q, op.heads, op.qk_dim)),
-        new_k: of_tokens(&op.new_k, op.kv_heads, op.qk_dim),
-        new_v: of_tokens(&op.new_v, op.kv_heads, op.v_dim),
-        k: of_k,
-        v: of_v,
-    }
-}
-
-/// What was chosen, and the launches of a run: each with its kernel, geometry and operands.
-impl fmt::Display for KvAppendPlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let CheckedKvAppend { addressing, heads, kv_heads, dtype, kv, .. } = self.op;
-        write!(f, "{} for {} tokens of {} sequences, ", self.kernel_name(), addressing.tokens, addressing.sequences)?;
-        write!(f, "{heads} heads and {kv_heads} of keys, from {dtype} to {kv}, on {}", self.device)?;
-        let Some(Ready { plan, sequence, .. }) = self.ready.as_deref() else { return f.write_str(", nothing to do") };
-        writeln!(f, ", expected to take {:.1} µs", plan.estimate * 1e6)?;
-        sequence.display_with(&self.op.operands()).fmt(f)
+        written.into_iter().try_for_each(|(operand, view)| run.write(operand, view))?;
+        let read = [
+            (O::KFactors, args.k_factors),
+            (O::VFactors, args.v_factors),
+            (O::QOffsets, args.q_offsets),
+            (O::KvOffsets, args.kv_offsets),
+            (O::KvLengths, args.kv_lengths),
+            (O::BlockTable, args.block_table),
+            (O::Positions, args.positions),
+            (O::Cos, args.cos),
+            (O::Sin, args.sin),
+        ];
+        read.into_iter().try_for_each(|(operand, view)| run.read(operand, view))?;
+        run.operands.read_if_any(O::Frequencies, self.frequencies.as_ref().map(Into::into));
+        run.launch(stream)
     }
 }

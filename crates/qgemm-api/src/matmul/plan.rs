@@ -1,33 +1,23 @@
 //! [`MatmulPlan`]: a kernel made ready for one product.
 
-use std::fmt;
-use std::sync::Arc;
-
 use qgemm_formats::{DType, ElementType, XFormat};
 use qgemm_hal::{
-    BufferMut, BufferRef, CheckedMatmul, Device, DeviceId, KernelId, LaunchSequence, MatmulOperand,
-    MatmulPlan as Launch, Operands, Operation, Stream,
+    BufferMut, BufferRef, CheckedMatmul, DeviceInfo, DeviceKind, Families, MatmulConfig, MatmulOperand,
+    MatmulPlan as MatmulLaunch, Stream,
 };
-use qgemm_sched::matmul::{candidates, choose};
-use qgemm_sched::{Offered, TunedTable};
+use qgemm_sched::{Candidates, Preferences, SchedError, TunedTable, matmul};
 
 use super::description::Matmul;
+use crate::context::Context;
 use crate::error::Error;
-use crate::nothing::Nothing;
-use crate::operand::{Checks, Extent};
-use crate::plan_cache::{PlanCaches, Ready};
+use crate::operand::Extent;
+use crate::planned::{Bound, Chosen, Planned, Wanted, explain};
 use crate::quantization::QuantizedX;
+use crate::record::{Dispatch, PlanRecord, Recorded, Reduction, ReductionOrder, Sizes, SplitAxis, WorkspaceRegion};
 use crate::workspace::Workspace;
 
-/// A kernel chosen and made ready for one [`Matmul`]; made by [`Context::plan_matmul`](crate::Context::plan_matmul). Its text says what
-/// a run launches.
-#[derive(Debug)]
-pub struct MatmulPlan {
-    op: CheckedMatmul,
-    device: DeviceId,
-    /// `None` where there is nothing to write.
-    ready: Option<Arc<Ready<CheckedMatmul>>>,
-}
+/// Kernels chosen and made ready for one [`Matmul`]; made by [`Context::plan_matmul`]. Its text says what a run launches.
+pub type MatmulPlan = Planned<CheckedMatmul>;
 
 /// What one run of a [`MatmulPlan`] reads and writes.
 ///
@@ -127,93 +117,137 @@ impl<'a> MatmulArgs<'a> {
     }
 }
 
-impl MatmulPlan {
-    pub(crate) fn new(
-        device: &dyn Device,
+impl Context {
+    /// Chooses a kernel for `matmul` and makes it ready. What was planned before is known, as with [`Context::plan`].
+    ///
+    /// ```
+    /// use qgemm_api::{Context, DType, Matmul, MatmulArgs};
+    ///
+    /// let ctx = Context::open("cpu")?;
+    /// // Two products of a row and a column; the row is the same.
+    /// let matmul = Matmul::new([1, 1, 2], DType::F32, DType::F32, DType::F32).batch(2).a_batch_stride(0);
+    /// let plan = ctx.plan_matmul(&matmul)?;
+    /// let (a, b) = (ctx.upload(&DType::F32.encode(&[1.0, 2.0]))?, ctx.upload(&DType::F32.encode(&[3.0, 4.0, 5.0, 6.0]))?);
+    /// let mut d = ctx.allocate(2 * 4)?;
+    /// plan.run(&ctx.default_stream(), MatmulArgs::new(&a, &b, &mut d))?;
+    /// assert_eq!(DType::F32.decode(&ctx.download(&d)?), [11.0, 17.0]);
+    /// # Ok::<(), qgemm_api::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the product is not valid, no family serves it, or the kernel cannot be made ready.
+    pub fn plan_matmul(&self, matmul: &Matmul) -> Result<MatmulPlan, Error> {
+        Planned::new(self, matmul.check()?, Preferences::default())
+    }
+
+    /// A plan for each way to run `matmul` that [`Context::plan_matmul`] has the choice of, the fastest by the cost model first; none
+    /// where there is nothing to write. To test them all, and to measure how good the choice is.
+    ///
+    /// # Errors
+    /// As [`Context::plan_matmul`].
+    pub fn plan_matmul_every_way(&self, matmul: &Matmul) -> Result<Vec<MatmulPlan>, Error> {
+        Planned::of_candidates(self, &matmul.check()?, &Preferences::default())
+    }
+
+    /// What [`Context::plan_matmul`] would choose: see [`Context::explain`].
+    ///
+    /// # Errors
+    /// When the product is not valid.
+    pub fn explain_matmul(&self, product: &Matmul) -> Result<PlanRecord, Error> {
+        explain(self, &product.check()?, &Preferences::default())
+    }
+}
+
+impl Chosen for CheckedMatmul {
+    fn candidates(
+        &self,
+        info: &DeviceInfo,
+        families: Families<Self>,
+        _: &Preferences,
         tuned: &TunedTable,
-        caches: &PlanCaches,
-        matmul: &Matmul,
-    ) -> Result<Self, Error> {
-        let op = matmul.check()?;
-        let make = || {
-            let CheckedMatmul { batch, m, n, k, .. } = op;
-            let _span = tracing::info_span!("plan", batch, m, n, k).entered();
-            let (family, plan) = choose(&op, device.info(), device.catalog().matmul, tuned)?;
-            Ready::prepare(device, &op, family, plan, plan.config.math)
+    ) -> Result<Candidates<'static, Self>, SchedError> {
+        Ok(matmul::candidates(self, info, families, tuned))
+    }
+}
+
+impl Recorded for CheckedMatmul {
+    fn sizes(&self) -> Option<Sizes> {
+        Some(Sizes { m: self.m, n: self.n, k: self.k })
+    }
+
+    fn workspace(&self, plan: &MatmulLaunch) -> Vec<WorkspaceRegion> {
+        let layout = &plan.workspace;
+        let sums = (layout.partial_bytes > 0)
+            .then(|| WorkspaceRegion::new("partial accumulators", layout.partials, layout.partial_bytes));
+        let factors = (plan.config.factor_bytes > 0)
+            .then(|| WorkspaceRegion::new("factors", plan.factors, plan.config.factor_bytes as usize));
+        sums.into_iter().chain(factors).collect()
+    }
+
+    fn cut(plan: &MatmulLaunch) -> String {
+        match plan.splits {
+            1 => "whole tiles".into(),
+            splits => format!("K in {splits} parts"),
+        }
+    }
+
+    fn dispatch(&self, plan: &MatmulLaunch) -> Dispatch {
+        let MatmulConfig { tile_m, tile_n, tile_k, .. } = plan.config;
+        let tiles = |len: usize, tile: u32| len.div_ceil(tile.max(1) as usize);
+        let tiles = Sizes { m: tiles(self.m, tile_m), n: tiles(self.n, tile_n), k: tiles(self.k, tile_k) };
+        let split_axis = match (plan.splits > 1, tiles.n == 1 && tiles.m > 1) {
+            (true, _) => SplitAxis::K,
+            (false, true) => SplitAxis::M,
+            (false, false) => SplitAxis::N,
         };
-        let nothing = op.batch == 0 || op.m == 0 || op.n == 0;
-        let ready = if nothing { None } else { Some(caches.matmul.get_or_make(&op, make)?) };
-        Ok(Self { device: device.info().id, ready, op })
+        Dispatch { tiles: Some(tiles), ..Dispatch::along(split_axis, plan.splits) }
     }
 
-    pub(crate) fn every_way(device: &dyn Device, tuned: &TunedTable, matmul: &Matmul) -> Result<Vec<Self>, Error> {
-        let (op, ways) = Self::ways(device, tuned, matmul)?;
-        ways.iter().map(|way| Self::of_way(device, &op, way)).collect()
+    fn reduction(&self, plan: &MatmulLaunch, info: &DeviceInfo) -> Option<Reduction> {
+        let order = match info.id.kind {
+            DeviceKind::Cpu => ReductionOrder::FixedTree,
+            DeviceKind::Wgpu => ReductionOrder::InOrder,
+            _ => ReductionOrder::LastArriverInOrder,
+        };
+        (plan.splits > 1).then(|| Reduction::of_parts(self.workspace(plan), order))
     }
+}
 
-    /// Candidates of a product, fastest first; empty if D is empty.
-    pub(crate) fn ways(
-        device: &dyn Device,
-        tuned: &TunedTable,
-        matmul: &Matmul,
-    ) -> Result<(CheckedMatmul, Vec<Offered<'static, CheckedMatmul>>), Error> {
-        let op = matmul.check()?;
-        let all = || candidates(&op, device.info(), device.catalog().matmul, tuned).offered;
-        let ways = if op.is_nothing() { Vec::new() } else { all() };
-        Ok((op, ways))
+impl Bound for CheckedMatmul {
+    fn wanted(&self, operand: MatmulOperand, _: bool) -> Wanted {
+        use MatmulOperand as O;
+        let scale = |all: &'static str, blocks: &'static str, is_scaled: bool, outer: usize, scale_row: u64| {
+            if self.has_block_scales() {
+                let scales = self.scales_extent(outer, scale_row).unwrap_or(u64::MAX) as usize;
+                return Wanted::optional(blocks, Some(Extent::of_values(DType::F32, scales)), "blocks have scales");
+            }
+            Wanted::optional(all, is_scaled.then(|| Extent::of_values(DType::F32, 1)), "all of the factor has one")
+        };
+        match operand {
+            O::A => Wanted::always("A", Extent::of_batch(&self.a, self.batch, self.m, self.k)),
+            O::B => Wanted::always("B", Extent::of_batch(&self.b, self.batch, self.k, self.n)),
+            O::D => Wanted::always("D", Extent::of_batch(&self.d, self.batch, self.m, self.n)),
+            O::AScale => scale("A's factor", "A's scales", self.a_scaled, self.m, self.a_scale_row),
+            O::BScale => scale("B's factor", "B's scales", self.b_scaled, self.n, self.b_scale_row),
+            O::C => {
+                let extent = self.c.as_ref().map(|c| Extent::of_batch(c, self.batch, self.m, self.n));
+                Wanted::optional("C", extent, "the product adds C")
+            }
+            O::Bias => {
+                let extent = self.bias.map(|dtype| Extent::of_values(dtype, self.n));
+                Wanted::optional("bias", extent, "the product adds a bias")
+            }
+            O::Offsets => {
+                let is_grouped = self.k_grouped || self.rows_grouped;
+                let extent = is_grouped.then(|| Extent::of_values(ElementType::Int32, self.batch + 1));
+                Wanted::optional("offsets", extent, "the products are by parts of K or groups of rows")
+            }
+            O::Workspace => Wanted::workspace("the plan adds up parts of K"),
+        }
     }
+}
 
-    /// The plan of one of them.
-    pub(crate) fn of_way(
-        device: &dyn Device,
-        op: &CheckedMatmul,
-        way: &Offered<'static, CheckedMatmul>,
-    ) -> Result<Self, Error> {
-        let Offered { family, plan, .. } = *way;
-        let ready = Some(Arc::new(Ready::prepare(device, op, family, plan, plan.config.math)?));
-        Ok(Self { device: device.info().id, ready, op: op.clone() })
-    }
-
-    /// Bytes of workspace that [`MatmulPlan::run`] needs; 0 where K is not shared out, and no launch before the product's rewrites factors.
-    pub fn workspace_bytes(&self) -> usize {
-        self.launch().map_or(0, |plan| plan.workspace.bytes)
-    }
-
-    /// Name of the chosen kernel; `none` where there is nothing to write.
-    pub fn kernel_name(&self) -> &str {
-        self.sequence().map_or("none", LaunchSequence::name)
-    }
-
-    /// Identity of the chosen kernel; `None` where there is nothing to write.
-    pub fn kernel_id(&self) -> Option<KernelId> {
-        self.launch().map(|plan| plan.config.kernel)
-    }
-
-    /// The chosen configuration and its cut; `None` where there is nothing to write.
-    pub fn launch(&self) -> Option<&Launch> {
-        self.ready.as_ref().map(|ready| &ready.plan)
-    }
-
-    /// The kernels that a run launches, in order; `None` where there is nothing to write.
-    pub fn sequence(&self) -> Option<&LaunchSequence> {
-        self.ready.as_ref().map(|ready| &ready.sequence)
-    }
-
-    /// The validated operation.
-    pub fn op(&self) -> &CheckedMatmul {
-        &self.op
-    }
-
-    /// Bytes that a run must move at least: those it reads and those it writes, once each.
-    pub fn bytes(&self) -> f64 {
-        self.op.traffic()
-    }
-
-    /// The device that the plan is for.
-    pub fn device(&self) -> DeviceId {
-        self.device
-    }
-
+impl MatmulPlan {
     /// Submits the product to `stream`. Allocates nothing, waits for nothing and takes no lock, so it may be captured in a CUDA graph.
     ///
     /// # Errors
@@ -233,66 +267,20 @@ impl MatmulPlan {
     ) -> Result<(), Error> {
         use MatmulOperand as O;
         let MatmulArgs { a, b, d, a_scale, b_scale, c, bias, offsets, workspace: _ } = args;
-        let op = &self.op;
-        let checks = Checks(self.device);
-        checks.device("stream", stream.device())?;
-        checks.view("A", a, Extent::of_batch(&op.a, op.batch, op.m, op.k))?;
-        checks.view("B", b, Extent::of_batch(&op.b, op.batch, op.k, op.n))?;
-        checks.view("D", d.view(), Extent::of_batch(&op.d, op.batch, op.m, op.n))?;
-        let of_c = op.c.as_ref().map(|c| Extent::of_batch(c, op.batch, op.m, op.n));
-        let of_scale = |scaled: bool| scaled.then(|| Extent::of_values(DType::F32, 1));
-        let of_blocks = |outer: usize, scale_row: u64| {
-            let scales = op.scales_extent(outer, scale_row).unwrap_or(u64::MAX) as usize;
-            Some(Extent::of_values(DType::F32, scales))
-        };
-        let (a_scale, b_scale) = if op.has_block_scales() {
-            let (of_a, of_b) = (of_blocks(op.m, op.a_scale_row), of_blocks(op.n, op.b_scale_row));
-            let why = "blocks have scales";
-            (checks.optional("A's scales", a_scale, of_a, why)?, checks.optional("B's scales", b_scale, of_b, why)?)
-        } else {
-            let (of_a, of_b) = (of_scale(op.a_scaled), of_scale(op.b_scaled));
-            let a_scale = checks.optional("A's factor", a_scale, of_a, "all of A has one")?;
-            (a_scale, checks.optional("B's factor", b_scale, of_b, "all of B has one")?)
-        };
+        let mut run = self.start(stream)?;
+        run.read(O::A, a)?;
+        run.read(O::B, b)?;
+        run.write(O::D, d)?;
+        run.read(O::AScale, a_scale)?;
+        run.read(O::BScale, b_scale)?;
         // With a factor of 0 a C is no operand, and one that is passed all the same is not looked at.
-        let c = checks.optional("C", c.filter(|_| of_c.is_some()), of_c, "the product adds C")?;
-        let of_bias = op.bias.map(|dtype| Extent::of_values(dtype, op.n));
-        let bias = checks.optional("bias", bias, of_bias, "the product adds a bias")?;
-        let grouped = op.k_grouped || op.rows_grouped;
-        let of_groups = grouped.then(|| Extent::of_values(ElementType::Int32, op.batch + 1));
-        let offsets =
-            checks.optional("offsets", offsets, of_groups, "the products are by parts of K or groups of rows")?;
-        let Some(ready) = &self.ready else { return Ok(()) };
-        let mut operands = Operands::new();
-        operands.read(O::A, a);
-        operands.read(O::B, b);
-        operands.read_if_any(O::AScale, a_scale);
-        operands.read_if_any(O::BScale, b_scale);
-        operands.read_if_any(O::C, c);
-        operands.read_if_any(O::Bias, bias);
-        operands.read_if_any(O::Offsets, offsets);
-        operands.write(O::D, d);
-        let why = "the plan adds up parts of K";
-        if let Some(workspace) = checks.workspace(workspace, self.workspace_bytes(), why)? {
-            operands.write(O::Workspace, workspace);
+        run.read(O::C, c.filter(|_| self.op().c.is_some()))?;
+        run.read(O::Bias, bias)?;
+        run.read(O::Offsets, offsets)?;
+        if run.is_nothing() {
+            return Ok(());
         }
-        let _span = tracing::trace_span!("launch", kernel = self.kernel_name()).entered();
-        Ok(ready.sequence.run_for(&self.op, stream, operands)?)
-    }
-}
-
-/// What was chosen, and the launches of a run: each with its kernel, geometry and operands.
-impl fmt::Display for MatmulPlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let CheckedMatmul { batch, m, n, k, .. } = self.op;
-        write!(f, "{} for {batch} of {m}x{n}x{k} on {}", self.kernel_name(), self.device)?;
-        let (Some(launch), Some(sequence)) = (self.launch(), self.sequence()) else { return Ok(()) };
-        let mut given = self.op.operands();
-        if launch.workspace.bytes > 0 {
-            given.push(MatmulOperand::Workspace);
-        }
-        let (splits, bytes, estimate) = (launch.splits, launch.workspace.bytes, launch.estimate * 1e6);
-        writeln!(f, ", K in {splits} parts, {bytes} bytes of workspace, expected to take {estimate:.1} µs")?;
-        sequence.display_with(&given).fmt(f)
+        run.workspace(workspace)?;
+        run.launch(stream)
     }
 }

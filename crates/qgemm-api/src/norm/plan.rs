@@ -1,42 +1,19 @@
 //! [`NormPlan`]: a kernel made ready for one norm.
 
-use std::fmt;
-use std::sync::Arc;
-
 use qgemm_formats::{DType, XFactor};
-use qgemm_hal::{
-    BufferMut, BufferRef, CheckedNorm, CheckedQuantize, Device, DeviceId, KernelId, LaunchSequence, NormLaunch,
-    NormOperand, Operands, Operation, Stream, XPlace,
-};
-use qgemm_sched::norm::choose;
+use qgemm_hal::{BufferMut, BufferRef, CheckedNorm, CheckedQuantize, NormOperand, QuantizedD, Stream, XPlace, XPlanes};
+use qgemm_sched::Preferences;
 
 use super::description::Norm;
+use crate::context::Context;
 use crate::error::Error;
-use crate::nothing::Nothing;
-use crate::operand::{Checks, Extent};
-use crate::plan_cache::{PlanCaches, Ready};
+use crate::operand::Extent;
+use crate::planned::{Bound, Planned, Wanted, chosen_by_traffic, explain};
 use crate::quantization::{PlaneExtents, QuantizedX, QuantizedXParts};
+use crate::record::{PlanRecord, Recorded};
 
-/// A kernel chosen and made ready for one [`Norm`]; made by [`Context::plan_norm`](crate::Context::plan_norm). Its text says what
-/// a run launches.
-#[derive(Debug)]
-pub struct NormPlan {
-    op: CheckedNorm,
-    device: DeviceId,
-    /// `None` where something takes its place.
-    x: Option<Extent>,
-    /// D, or the codes.
-    d: Extent,
-    /// What the result is quantized to, and the planes beside its codes.
-    quantization: Option<(CheckedQuantize, PlaneExtents)>,
-    gamma: Option<Extent>,
-    beta: Option<Extent>,
-    /// `None` where there is none, and where the sum takes its place.
-    residual: Option<Extent>,
-    sum: Option<Extent>,
-    /// `None` where there is nothing to write.
-    ready: Option<Arc<Ready<CheckedNorm>>>,
-}
+/// Kernels chosen and made ready for one [`Norm`]; made by [`Context::plan_norm`]. Its text says what a run launches.
+pub type NormPlan = Planned<CheckedNorm>;
 
 /// What one run of a [`NormPlan`] reads and writes. Gamma and beta must not be what work before it on the stream still writes: kernels
 /// read them as they read weights, before that work is done.
@@ -136,72 +113,108 @@ impl<'a> NormArgs<'a> {
         self.sum = Some(sum.into());
         self
     }
+
+    /// With the scales of a quantized result.
+    pub fn scales(mut self, scales: impl Into<BufferMut<'a>>) -> Self {
+        self.scales = Some(scales.into());
+        self
+    }
+
+    /// With the factors of the rows of a quantized result.
+    pub fn token_factors(mut self, token_factors: impl Into<BufferMut<'a>>) -> Self {
+        self.token_factors = Some(token_factors.into());
+        self
+    }
+
+    /// With the sums of a quantized result.
+    pub fn sums(mut self, sums: impl Into<BufferMut<'a>>) -> Self {
+        self.sums = Some(sums.into());
+        self
+    }
+}
+
+impl Context {
+    /// Chooses a kernel for `norm` and makes it ready. What was planned before is known, as with [`Context::plan`].
+    ///
+    /// ```
+    /// use qgemm_api::{Context, DType, Norm, NormArgs, NormFunction};
+    ///
+    /// let ctx = Context::open("cpu")?;
+    /// let plan = ctx.plan_norm(&Norm::new(1, 4, DType::F32, NormFunction::layer(0.0)).d_dtype(DType::F16))?;
+    /// let x = ctx.upload(&DType::F32.encode(&[11.0, 9.0, 9.0, 11.0]))?;
+    /// let mut d = ctx.allocate(4 * DType::F16.bytes())?;
+    /// plan.run(&ctx.default_stream(), NormArgs::new(&x, &mut d))?;
+    /// assert_eq!(DType::F16.decode(&ctx.download(&d)?), [1.0, -1.0, -1.0, 1.0]);
+    /// # Ok::<(), qgemm_api::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the norm is not valid, no family serves it, or the kernel cannot be made ready.
+    pub fn plan_norm(&self, norm: &Norm) -> Result<NormPlan, Error> {
+        Planned::new(self, norm.check()?, Preferences::default())
+    }
+
+    /// What [`Context::plan_norm`] would choose: see [`Context::explain`].
+    ///
+    /// # Errors
+    /// When the norm is not valid.
+    pub fn explain_norm(&self, problem: &Norm) -> Result<PlanRecord, Error> {
+        explain(self, &problem.check()?, &Preferences::default())
+    }
+}
+
+chosen_by_traffic!(CheckedNorm);
+
+impl Recorded for CheckedNorm {}
+
+/// The quantization whose planes a norm with a quantized result writes.
+fn quantization(op: &CheckedNorm) -> Option<CheckedQuantize> {
+    op.quantized.map(|QuantizedD { format, planes: XPlanes { parts, codes_row, scales_row, sums_row } }| {
+        CheckedQuantize { rows: op.rows, columns: op.columns, x: op.x, format, parts, codes_row, scales_row, sums_row }
+    })
+}
+
+impl Bound for CheckedNorm {
+    fn wanted(&self, operand: NormOperand, _: bool) -> Wanted {
+        use NormOperand as O;
+        let matrix = |dense| Extent::of(&dense, self.rows, self.columns);
+        let of_columns = |dtype: DType| Extent::of_values(dtype, self.columns);
+        let planes = quantization(self).map(|made| PlaneExtents::of(&made));
+        let d = planes.map_or(Extent::of(&self.d, self.rows, self.d_columns), |planes| planes.codes);
+        let sum = self.added.map(|added| matrix(added.sum));
+        let why = "the format of the result has such a plane";
+        match operand {
+            O::X => {
+                let extent = (self.x_place == XPlace::Own).then(|| matrix(self.x));
+                Wanted::optional("X", extent, "nothing takes its place")
+            }
+            O::Residual => {
+                let own = self.added.filter(|added| !added.in_place);
+                Wanted::optional("residual", own.map(|added| matrix(added.residual)), "the norm adds one")
+            }
+            O::Gamma => Wanted::optional("gamma", self.function.gamma.map(of_columns), "the norm multiplies columns"),
+            O::Beta => Wanted::optional("beta", self.function.beta.map(of_columns), "the norm adds to columns"),
+            O::Order => Wanted::optional("column order", None, "products gather columns"),
+            O::D | O::XAndD | O::Codes => Wanted::always("D", d),
+            O::Sum | O::XAndSum | O::ResidualAndSum => {
+                Wanted::optional("sum", sum, "the norm adds a residual and writes the sum")
+            }
+            O::Factor => {
+                let is_given = quantization(self).is_some_and(|made| made.parts.factor == XFactor::Given);
+                let extent = is_given.then(|| Extent::of_values(DType::F32, 1));
+                Wanted::optional("factor", extent, "it is given for all of the result")
+            }
+            O::Scales => Wanted::optional("scales", planes.and_then(|planes| planes.scales), why),
+            O::TokenFactors => Wanted::optional("token factors", planes.and_then(|planes| planes.token_factors), why),
+            O::Sums => Wanted::optional("sums", planes.and_then(|planes| planes.sums), why),
+        }
+    }
 }
 
 impl NormPlan {
-    pub(crate) fn new(device: &dyn Device, caches: &PlanCaches, norm: &Norm) -> Result<Self, Error> {
-        let op = norm.check()?;
-        let quantization = norm.check_quantization()?.map(|made| (made, PlaneExtents::of(&made)));
-        let make = || {
-            let CheckedNorm { rows, columns, x, d, .. } = op;
-            let _span = tracing::info_span!("plan", rows, columns, from = %x.dtype, to = %d.dtype).entered();
-            let (family, plan) = choose(&op, device.info(), device.catalog().norm)?;
-            Ok::<_, Error>(Ready { family, plan, sequence: family.prepare(device, &op, &plan)? })
-        };
-        let matrix = |dense| Extent::of(&dense, op.rows, op.columns);
-        let of_columns = |dtype: DType| Extent::of_values(dtype, op.columns);
-        Ok(Self {
-            device: device.info().id,
-            x: (op.x_place == XPlace::Own).then(|| matrix(op.x)),
-            d: quantization.map_or(Extent::of(&op.d, op.rows, op.d_columns), |(_, planes)| planes.codes),
-            quantization,
-            gamma: op.function.gamma.map(of_columns),
-            beta: op.function.beta.map(of_columns),
-            residual: op.added.filter(|added| !added.in_place).map(|added| matrix(added.residual)),
-            sum: op.added.map(|added| matrix(added.sum)),
-            ready: if op.is_nothing() { None } else { Some(caches.norm.get_or_make(&op, make)?) },
-            op,
-        })
-    }
-
-    /// Name of the chosen kernel; `none` where there is nothing to write.
-    pub fn kernel_name(&self) -> &str {
-        self.sequence().map_or("none", LaunchSequence::name)
-    }
-
-    /// Identity of the chosen kernel; `None` where there is nothing to write.
-    pub fn kernel_id(&self) -> Option<KernelId> {
-        self.launch().map(|plan| plan.config.kernel)
-    }
-
-    /// The chosen configuration; `None` where there is nothing to write.
-    pub fn launch(&self) -> Option<&NormLaunch> {
-        self.ready.as_ref().map(|ready| &ready.plan)
-    }
-
-    /// The kernels that a run launches, in order; `None` where there is nothing to write.
-    pub fn sequence(&self) -> Option<&LaunchSequence> {
-        self.ready.as_ref().map(|ready| &ready.sequence)
-    }
-
-    /// The validated operation.
-    pub fn op(&self) -> &CheckedNorm {
-        &self.op
-    }
-
     /// What the result is quantized to.
-    pub(crate) fn quantization(&self) -> Option<&CheckedQuantize> {
-        self.quantization.as_ref().map(|(made, _)| made)
-    }
-
-    /// Bytes that a run must move at least: those it reads and those it writes, once each.
-    pub fn bytes(&self) -> f64 {
-        self.op.traffic()
-    }
-
-    /// The device that the plan is for.
-    pub fn device(&self) -> DeviceId {
-        self.device
+    pub(crate) fn quantization(&self) -> Option<CheckedQuantize> {
+        quantization(self.op())
     }
 
     /// Submits the norm to `stream`. Allocates nothing, waits for nothing and takes no lock, so it may be captured in a CUDA
@@ -211,55 +224,19 @@ impl NormPlan {
     /// When an operand is missing, too short, misaligned, on another device or not part of the norm, or a device error. Nothing has
     /// been written then.
     pub fn run(&self, stream: &Stream, args: NormArgs<'_>) -> Result<(), Error> {
+        use NormOperand as O;
         let NormArgs { x, d, factor, scales, token_factors, sums, gamma, beta, residual, sum } = args;
-        let checks = Checks(self.device);
-        checks.device("stream", stream.device())?;
-        checks.view("D", d.view(), self.d)?;
-        let x = checks.optional("X", x, self.x, "nothing takes its place")?;
-        let gamma = checks.optional("gamma", gamma, self.gamma, "the norm multiplies columns")?;
-        let beta = checks.optional("beta", beta, self.beta, "the norm adds to columns")?;
-        let residual = checks.optional("residual", residual, self.residual, "the norm adds one")?;
-        let sum = checks.optional("sum", sum, self.sum, "the norm adds a residual and writes the sum")?;
-        let planes = self.quantization.map(|(_, planes)| planes);
-        let is_given = self.quantization.is_some_and(|(made, _)| made.parts.factor == XFactor::Given);
-        let of_factor = is_given.then(|| Extent::of_values(DType::F32, 1));
-        let factor = checks.optional("factor", factor, of_factor, "it is given for all of the result")?;
-        let why = "the format of the result has such a plane";
-        let scales = checks.optional("scales", scales, planes.and_then(|planes| planes.scales), why)?;
-        let of_tokens = planes.and_then(|planes| planes.token_factors);
-        let token_factors = checks.optional("token factors", token_factors, of_tokens, why)?;
-        let sums = checks.optional("sums", sums, planes.and_then(|planes| planes.sums), why)?;
-        let Some(ready) = &self.ready else { return Ok(()) };
-        let mut operands = Operands::new();
-        operands.read_if_any(NormOperand::Factor, factor);
-        let of_planes =
-            [(NormOperand::Scales, scales), (NormOperand::TokenFactors, token_factors), (NormOperand::Sums, sums)];
-        for (operand, plane) in of_planes {
-            if let Some(plane) = plane {
-                operands.write(operand, plane);
-            }
+        let mut run = self.start(stream)?;
+        run.write(self.op().d_operand(), d)?;
+        for (operand, view) in
+            [(O::X, x), (O::Gamma, gamma), (O::Beta, beta), (O::Residual, residual), (O::Factor, factor)]
+        {
+            run.read(operand, view)?;
         }
-        operands.read_if_any(NormOperand::X, x);
-        operands.read_if_any(NormOperand::Residual, residual);
-        operands.read_if_any(NormOperand::Gamma, gamma);
-        operands.read_if_any(NormOperand::Beta, beta);
-        operands.write(self.op.d_operand(), d);
-        if let (Some(operand), Some(sum)) = (self.op.sum_operand(), sum) {
-            operands.write(operand, sum);
+        run.write(self.op().sum_operand().unwrap_or(O::Sum), sum)?;
+        for (operand, view) in [(O::Scales, scales), (O::TokenFactors, token_factors), (O::Sums, sums)] {
+            run.write(operand, view)?;
         }
-        let _span = tracing::trace_span!("launch", kernel = self.kernel_name()).entered();
-        Ok(ready.sequence.run_for(&self.op, stream, operands)?)
-    }
-}
-
-/// What was chosen, and the launches of a run: each with its kernel, geometry and operands.
-impl fmt::Display for NormPlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let CheckedNorm { rows, columns, x, .. } = self.op;
-        let (name, from, to) = (self.kernel_name(), x.dtype, self.op.d_format());
-        write!(f, "{name} for {rows} x {columns} from {from} to {to} on {}", self.device)?;
-        let Some(Ready { plan, sequence, .. }) = self.ready.as_deref() else { return Ok(()) };
-        writeln!(f, ", expected to take {:.1} µs", plan.estimate * 1e6)?;
-        sequence.display_with(&self.op.operands()).fmt(f)
+        run.launch(stream)
     }
 }

@@ -1,30 +1,18 @@
 //! [`OptimizerPlan`]: a kernel made ready for one optimizer.
 
-use std::fmt;
-use std::sync::Arc;
-
 use qgemm_formats::DType;
-use qgemm_hal::{
-    BufferMut, BufferRef, CheckedOptimizer, Device, DeviceId, KernelId, LaunchSequence, Operands, Operation,
-    OptimizerLaunch, OptimizerOperand, StepFactors, Stream,
-};
-use qgemm_sched::optimizer::choose;
+use qgemm_hal::{BufferMut, BufferRef, CheckedOptimizer, OptimizerLaunch, OptimizerOperand, StepFactors, Stream};
+use qgemm_sched::Preferences;
 
 use super::description::{Optimizer, OptimizerStep, step_factors};
+use crate::context::Context;
 use crate::error::Error;
-use crate::nothing::Nothing;
-use crate::operand::{Checks, Extent};
-use crate::plan_cache::{PlanCaches, Ready};
+use crate::operand::Extent;
+use crate::planned::{Bound, Planned, Wanted, chosen_by_traffic, explain};
+use crate::record::{Dispatch, PlanRecord, Recorded, SplitAxis};
 
-/// A kernel chosen and made ready for one [`Optimizer`]; made by [`Context::plan_optimizer`](crate::Context::plan_optimizer). Its text says
-/// what a run launches.
-#[derive(Debug)]
-pub struct OptimizerPlan {
-    op: CheckedOptimizer,
-    device: DeviceId,
-    /// `None` where there are no parameters.
-    ready: Option<Arc<Ready<CheckedOptimizer>>>,
-}
+/// Kernels chosen and made ready for one [`Optimizer`]; made by [`Context::plan_optimizer`]. Its text says what a run launches.
+pub type OptimizerPlan = Planned<CheckedOptimizer>;
 
 /// What one run of an [`OptimizerPlan`] reads and writes. Moments are zeros before the first step.
 ///
@@ -89,61 +77,60 @@ impl<'a> OptimizerArgs<'a> {
     }
 }
 
-impl OptimizerPlan {
-    pub(crate) fn new(device: &dyn Device, caches: &PlanCaches, optimizer: &Optimizer) -> Result<Self, Error> {
-        let op = optimizer.check()?;
-        let make = || {
-            let CheckedOptimizer { len, rule, gradient, .. } = op;
-            let _span = tracing::info_span!("plan", len, rule = %rule.kind(), %gradient).entered();
-            let (family, plan) = choose(&op, device.info(), device.catalog().optimizer)?;
-            Ok::<_, Error>(Ready { family, plan, sequence: family.prepare(device, &op, &plan)? })
-        };
-        let ready = if op.is_nothing() { None } else { Some(caches.optimizer.get_or_make(&op, make)?) };
-        Ok(Self { device: device.info().id, ready, op })
+impl Context {
+    /// Chooses a kernel for `optimizer` and makes it ready. What was planned before is known, as with [`Context::plan`].
+    ///
+    /// # Errors
+    /// When the optimizer is not valid, no family serves it, or the kernel cannot be made ready.
+    pub fn plan_optimizer(&self, optimizer: &Optimizer) -> Result<OptimizerPlan, Error> {
+        Planned::new(self, optimizer.check()?, Preferences::default())
     }
 
+    /// What [`Context::plan_optimizer`] would choose: see [`Context::explain`].
+    ///
+    /// # Errors
+    /// When the optimizer is not valid.
+    pub fn explain_optimizer(&self, problem: &Optimizer) -> Result<PlanRecord, Error> {
+        explain(self, &problem.check()?, &Preferences::default())
+    }
+}
+
+chosen_by_traffic!(CheckedOptimizer);
+
+impl Recorded for CheckedOptimizer {
+    fn dispatch(&self, _: &OptimizerLaunch) -> Dispatch {
+        Dispatch::along(SplitAxis::Range, 1)
+    }
+}
+
+impl Bound for CheckedOptimizer {
+    fn wanted(&self, operand: OptimizerOperand, _: bool) -> Wanted {
+        use OptimizerOperand as O;
+        let in_f32 = Extent::of_values(DType::F32, self.len);
+        let moments = self.rule.kind().moments();
+        let why = "the rule has such moments";
+        match operand {
+            O::Weights => Wanted::always("parameters", in_f32),
+            O::Gradient => Wanted::always("gradient", Extent::of_values(self.gradient, self.len)),
+            O::Step => Wanted::always("step", Extent::of_values(DType::F32, StepFactors::BYTES / DType::F32.bytes())),
+            O::Moment1 => Wanted::optional("first moments", (moments > 0).then_some(in_f32), why),
+            O::Moment2 => Wanted::optional("second moments", (moments > 1).then_some(in_f32), why),
+            O::Copy => {
+                let extent = self.copy.map(|dtype| Extent::of_values(dtype, self.len));
+                Wanted::optional("copy", extent, "the optimizer makes one")
+            }
+        }
+    }
+}
+
+impl OptimizerPlan {
     /// The numbers of a step, as the run of it finds them in device memory. Where a graph is replayed, they are written there before each
     /// replay.
     ///
     /// # Errors
     /// When the step is numbered 0, or a number is not finite.
     pub fn step(&self, step: &OptimizerStep) -> Result<[f32; 4], Error> {
-        step_factors(&self.op.rule, step)
-    }
-
-    /// Name of the chosen kernel; `none` where there are no parameters.
-    pub fn kernel_name(&self) -> &str {
-        self.sequence().map_or("none", LaunchSequence::name)
-    }
-
-    /// Identity of the chosen kernel; `None` where there are no parameters.
-    pub fn kernel_id(&self) -> Option<KernelId> {
-        self.launch().map(|plan| plan.config.kernel)
-    }
-
-    /// The chosen configuration; `None` where there are no parameters.
-    pub fn launch(&self) -> Option<&OptimizerLaunch> {
-        self.ready.as_ref().map(|ready| &ready.plan)
-    }
-
-    /// The kernels that a run launches, in order; `None` where there are no parameters.
-    pub fn sequence(&self) -> Option<&LaunchSequence> {
-        self.ready.as_ref().map(|ready| &ready.sequence)
-    }
-
-    /// The validated operation.
-    pub fn op(&self) -> &CheckedOptimizer {
-        &self.op
-    }
-
-    /// Bytes that a run must move at least: those it reads and those it writes, once each.
-    pub fn bytes(&self) -> f64 {
-        self.op.traffic()
-    }
-
-    /// The device that the plan is for.
-    pub fn device(&self) -> DeviceId {
-        self.device
+        step_factors(&self.op().rule, step)
     }
 
     /// Submits the step to `stream`. Allocates nothing, waits for nothing and takes no lock, so it may be captured in a CUDA graph.
@@ -154,40 +141,13 @@ impl OptimizerPlan {
     pub fn run(&self, stream: &Stream, args: OptimizerArgs<'_>) -> Result<(), Error> {
         use OptimizerOperand as O;
         let OptimizerArgs { weights, gradient, step, moment1, moment2, copy } = args;
-        let CheckedOptimizer { len, rule, gradient: dtype, copy: copy_dtype } = self.op;
-        let checks = Checks(self.device);
-        checks.device("stream", stream.device())?;
-        let in_f32 = Extent::of_values(DType::F32, len);
-        let moments = rule.kind().moments();
-        let why = "the rule has such moments";
-        checks.view("parameters", weights.view(), in_f32)?;
-        checks.view("gradient", gradient, Extent::of_values(dtype, len))?;
-        checks.view("step", step, Extent::of_values(DType::F32, StepFactors::BYTES / DType::F32.bytes()))?;
-        let moment1 = checks.optional("first moments", moment1, (moments > 0).then_some(in_f32), why)?;
-        let moment2 = checks.optional("second moments", moment2, (moments > 1).then_some(in_f32), why)?;
-        let of_copy = copy_dtype.map(|dtype| Extent::of_values(dtype, len));
-        let copy = checks.optional("copy", copy, of_copy, "the optimizer makes one")?;
-        let Some(ready) = &self.ready else { return Ok(()) };
-        let mut operands = Operands::new();
-        operands.read(O::Gradient, gradient);
-        operands.read(O::Step, step);
-        operands.write(O::Weights, weights);
-        for (operand, written) in [(O::Moment1, moment1), (O::Moment2, moment2), (O::Copy, copy)] {
-            if let Some(written) = written {
-                operands.write(operand, written);
-            }
-        }
-        let _span = tracing::trace_span!("launch", kernel = self.kernel_name()).entered();
-        Ok(ready.sequence.run_for(&self.op, stream, operands)?)
-    }
-}
-
-/// What was chosen, and the launches of a run: each with its kernel, geometry and operands.
-impl fmt::Display for OptimizerPlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} for {} parameters on {}", self.kernel_name(), self.op.len, self.device)?;
-        let Some(Ready { plan, sequence, .. }) = self.ready.as_deref() else { return Ok(()) };
-        writeln!(f, ", expected to take {:.1} µs", plan.estimate * 1e6)?;
-        sequence.display_with(&self.op.operands()).fmt(f)
+        let mut run = self.start(stream)?;
+        run.write(O::Weights, weights)?;
+        run.read(O::Gradient, gradient)?;
+        run.read(O::Step, step)?;
+        run.write(O::Moment1, moment1)?;
+        run.write(O::Moment2, moment2)?;
+        run.write(O::Copy, copy)?;
+        run.launch(stream)
     }
 }

@@ -1,32 +1,18 @@
 //! [`QuantizationPlan`]: a kernel made ready for one quantization.
 
-use std::fmt;
-use std::sync::Arc;
-
 use qgemm_formats::{DType, ElementType, XFactor, XFormat, XParts};
-use qgemm_hal::{
-    BufferMut, BufferRef, CheckedQuantize, Device, DeviceId, KernelId, LaunchSequence, Operands, Operation,
-    QuantizeOperand, QuantizePlan, Stream,
-};
-use qgemm_sched::quantize::choose;
+use qgemm_hal::{BufferMut, BufferRef, CheckedQuantize, QuantizeOperand, Stream};
+use qgemm_sched::Preferences;
 
 use super::description::Quantization;
+use crate::context::Context;
 use crate::error::Error;
-use crate::nothing::Nothing;
-use crate::operand::{Checks, Extent, WIDE_ACCESS};
-use crate::plan_cache::{PlanCaches, Ready};
+use crate::operand::{Extent, WIDE_ACCESS};
+use crate::planned::{Bound, Planned, Wanted, chosen_by_traffic, explain};
+use crate::record::{PlanRecord, Recorded};
 
-/// A kernel chosen and made ready for one [`Quantization`]; made by
-/// [`Context::plan_quantization`](crate::Context::plan_quantization). Its text says what a run launches.
-#[derive(Debug)]
-pub struct QuantizationPlan {
-    op: CheckedQuantize,
-    device: DeviceId,
-    x: Extent,
-    planes: PlaneExtents,
-    /// `None` where there is nothing to write.
-    ready: Option<Arc<Ready<CheckedQuantize>>>,
-}
+/// Kernels chosen and made ready for one [`Quantization`]; made by [`Context::plan_quantization`]. Its text says what a run launches.
+pub type QuantizationPlan = Planned<CheckedQuantize>;
 
 /// What the planes of an X must hold.
 #[derive(Clone, Copy, Debug)]
@@ -73,7 +59,7 @@ pub struct QuantizationArgs<'a> {
 }
 
 impl<'a> QuantizationArgs<'a> {
-    /// What every run has; the other operands are fields to set.
+    /// What every run has. Methods add the other operands.
     pub fn new(x: impl Into<BufferRef<'a>>, codes: impl Into<BufferMut<'a>>) -> Self {
         Self { x: x.into(), factor: None, codes: codes.into(), scales: None, token_factors: None, sums: None }
     }
@@ -83,69 +69,76 @@ impl<'a> QuantizationArgs<'a> {
         self.factor = Some(factor.into());
         self
     }
+
+    /// With the scales.
+    pub fn scales(mut self, scales: impl Into<BufferMut<'a>>) -> Self {
+        self.scales = Some(scales.into());
+        self
+    }
+
+    /// With the factors of tokens.
+    pub fn token_factors(mut self, token_factors: impl Into<BufferMut<'a>>) -> Self {
+        self.token_factors = Some(token_factors.into());
+        self
+    }
+
+    /// With the sums.
+    pub fn sums(mut self, sums: impl Into<BufferMut<'a>>) -> Self {
+        self.sums = Some(sums.into());
+        self
+    }
+}
+
+impl Context {
+    /// Chooses a kernel for `quantization` and makes it ready. What was planned before is known, as with [`Context::plan`].
+    ///
+    /// # Errors
+    /// When the quantization is not valid, no family serves it, or the kernel cannot be made ready.
+    pub fn plan_quantization(&self, quantization: &Quantization) -> Result<QuantizationPlan, Error> {
+        Planned::new(self, quantization.check()?, Preferences::default())
+    }
+
+    /// What [`Context::plan_quantization`] would choose: see [`Context::explain`].
+    ///
+    /// # Errors
+    /// When the quantization is not valid.
+    pub fn explain_quantization(&self, quantization: &Quantization) -> Result<PlanRecord, Error> {
+        explain(self, &quantization.check()?, &Preferences::default())
+    }
+}
+
+chosen_by_traffic!(CheckedQuantize);
+
+impl Recorded for CheckedQuantize {}
+
+impl Bound for CheckedQuantize {
+    fn wanted(&self, operand: QuantizeOperand, _: bool) -> Wanted {
+        use QuantizeOperand as O;
+        let planes = PlaneExtents::of(self);
+        let why = "the format has such a plane";
+        match operand {
+            O::X => Wanted::always("X", Extent::of(&self.x, self.rows, self.columns)),
+            O::Factor => {
+                let extent = (self.parts.factor == XFactor::Given).then(|| Extent::of_values(DType::F32, 1));
+                Wanted::optional("factor", extent, "it is given for all of X")
+            }
+            O::Codes => Wanted::always("codes", planes.codes),
+            O::Scales => Wanted::optional("scales", planes.scales, why),
+            O::TokenFactors => Wanted::optional("token factors", planes.token_factors, why),
+            O::Sums => Wanted::optional("sums", planes.sums, why),
+        }
+    }
 }
 
 impl QuantizationPlan {
-    pub(crate) fn new(device: &dyn Device, caches: &PlanCaches, quantization: &Quantization) -> Result<Self, Error> {
-        let op = quantization.check()?;
-        let make = || {
-            let CheckedQuantize { rows, columns, x, format, .. } = op;
-            let _span = tracing::info_span!("plan", rows, columns, from = %x.dtype, to = %format).entered();
-            let (family, plan) = choose(&op, device.info(), device.catalog().quantize)?;
-            Ok::<_, Error>(Ready { family, plan, sequence: family.prepare(device, &op, &plan)? })
-        };
-        Ok(Self {
-            device: device.info().id,
-            x: Extent::of(&op.x, op.rows, op.columns),
-            planes: PlaneExtents::of(&op),
-            ready: if op.is_nothing() { None } else { Some(caches.quantize.get_or_make(&op, make)?) },
-            op,
-        })
-    }
-
-    /// Name of the chosen kernel; `none` where there is nothing to write.
-    pub fn kernel_name(&self) -> &str {
-        self.sequence().map_or("none", LaunchSequence::name)
-    }
-
-    /// Identity of the chosen kernel; `None` where there is nothing to write.
-    pub fn kernel_id(&self) -> Option<KernelId> {
-        self.launch().map(|plan| plan.config.kernel)
-    }
-
-    /// The chosen configuration; `None` where there is nothing to write.
-    pub fn launch(&self) -> Option<&QuantizePlan> {
-        self.ready.as_ref().map(|ready| &ready.plan)
-    }
-
-    /// The kernels that a run launches, in order; `None` where there is nothing to write.
-    pub fn sequence(&self) -> Option<&LaunchSequence> {
-        self.ready.as_ref().map(|ready| &ready.sequence)
-    }
-
-    /// The validated operation.
-    pub fn op(&self) -> &CheckedQuantize {
-        &self.op
-    }
-
     /// The format of the result.
     pub fn format(&self) -> XFormat {
-        self.op.format
+        self.op().format
     }
 
     /// The planes of the result.
     pub fn parts(&self) -> &XParts {
-        &self.op.parts
-    }
-
-    /// Bytes that a run must move at least: those it reads and those it writes, once each.
-    pub fn bytes(&self) -> u64 {
-        self.op.traffic() as u64
-    }
-
-    /// The device that the plan is for.
-    pub fn device(&self) -> DeviceId {
-        self.device
+        &self.op().parts
     }
 
     /// Submits the quantization to `stream`. Allocates nothing, waits for nothing and takes no lock, so it may be captured in a
@@ -157,40 +150,13 @@ impl QuantizationPlan {
     pub fn run(&self, stream: &Stream, args: QuantizationArgs<'_>) -> Result<(), Error> {
         use QuantizeOperand as O;
         let QuantizationArgs { x, factor, codes, scales, token_factors, sums } = args;
-        let checks = Checks(self.device);
-        let planes = &self.planes;
-        checks.device("stream", stream.device())?;
-        checks.view("X", x, self.x)?;
-        checks.view("codes", codes.view(), planes.codes)?;
-        let of_factor = (self.op.parts.factor == XFactor::Given).then(|| Extent::of_values(DType::F32, 1));
-        let factor = checks.optional("factor", factor, of_factor, "it is given for all of X")?;
-        let why = "the format has such a plane";
-        let scales = checks.optional("scales", scales, planes.scales, why)?;
-        let token_factors = checks.optional("token factors", token_factors, planes.token_factors, why)?;
-        let sums = checks.optional("sums", sums, planes.sums, why)?;
-        let Some(ready) = &self.ready else { return Ok(()) };
-        let mut operands = Operands::new();
-        operands.read(O::X, x);
-        operands.read_if_any(O::Factor, factor);
-        operands.write(O::Codes, codes);
-        for (operand, plane) in [(O::Scales, scales), (O::TokenFactors, token_factors), (O::Sums, sums)] {
-            if let Some(plane) = plane {
-                operands.write(operand, plane);
-            }
-        }
-        let _span = tracing::trace_span!("launch", kernel = self.kernel_name()).entered();
-        Ok(ready.sequence.run_for(&self.op, stream, operands)?)
-    }
-}
-
-/// What was chosen, and the launches of a run: each with its kernel, geometry and operands.
-impl fmt::Display for QuantizationPlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let CheckedQuantize { rows, columns, x, format, .. } = self.op;
-        let (name, from) = (self.kernel_name(), x.dtype);
-        write!(f, "{name} for {rows} x {columns} from {from} to {format} on {}", self.device)?;
-        let Some(Ready { plan, sequence, .. }) = self.ready.as_deref() else { return Ok(()) };
-        writeln!(f, ", expected to take {:.1} µs", plan.estimate * 1e6)?;
-        sequence.display_with(&self.op.operands()).fmt(f)
+        let mut run = self.start(stream)?;
+        run.read(O::X, x)?;
+        run.read(O::Factor, factor)?;
+        run.write(O::Codes, codes)?;
+        run.write(O::Scales, scales)?;
+        run.write(O::TokenFactors, token_factors)?;
+        run.write(O::Sums, sums)?;
+        run.launch(stream)
     }
 }

@@ -1,6 +1,6 @@
 //! Plan records of GEMM.
 
-use qgemm_hal::{CheckedGemm, DeviceInfo, GemmFamilies, LaunchPlan, LaunchSequence, Operation, XPrologue};
+use qgemm_hal::{CheckedGemm, DeviceInfo, Families, LaunchPlan, LaunchSequence, Operation, XPrologue};
 use qgemm_sched::gemm::{Considered, Explanation, explain};
 use qgemm_sched::{Preferences, TunedTable};
 
@@ -15,7 +15,7 @@ use crate::error::Error;
 pub(crate) struct GemmSubject<'a> {
     pub op: &'a CheckedGemm,
     pub info: &'a DeviceInfo,
-    pub families: GemmFamilies,
+    pub families: Families<CheckedGemm>,
     pub preferences: &'a Preferences,
     pub tuned: &'a TunedTable,
 }
@@ -72,7 +72,7 @@ impl GemmSubject<'_> {
         };
         PlanRecord {
             operation: CheckedGemm::NAME.to_owned(),
-            problem: describe(op),
+            problem: op.describe(),
             device: DeviceRecord::of(self.info),
             shape: Some(Sizes { m: op.m, n: op.out_features, k: op.k }),
             kernel_id: plan.map(|plan| plan.config.kernel_id(op.format).to_string()),
@@ -90,15 +90,6 @@ impl GemmSubject<'_> {
             launches: sequence.map(LaunchRecord::all).unwrap_or_default(),
         }
     }
-}
-
-/// Problem in words.
-pub(super) fn describe(op: &CheckedGemm) -> String {
-    let CheckedGemm { m, out_features, k, format, x, d, class, .. } = op;
-    let gated = if op.gated { "gated pair of " } else { "" };
-    let (x, d, precision) = (x.format, d.dtype, op.x_precision.name());
-    let norm = op.norm.map_or(String::new(), |norm| format!(" after a norm ({})", norm.function.kind));
-    format!("{m} x {out_features} x {k}, {gated}{format} ({class:?}), X {x}{norm} (precision {precision}), D {d}")
 }
 
 /// Reason for the chosen candidate.

@@ -2,7 +2,7 @@
 //! so planning does not pay for it.
 
 mod gemm;
-mod others;
+mod operation;
 mod parts;
 mod text;
 
@@ -14,7 +14,7 @@ pub use parts::{
 };
 
 pub(crate) use gemm::GemmSubject;
-pub(crate) use others::{Recorded, record};
+pub(crate) use operation::{Recorded, record};
 pub(crate) use parts::cut_text;
 
 /// Record of a plan: chosen kernel, other candidates, and

@@ -73,7 +73,7 @@ pub struct Tile {
 
 impl Tile {
     /// Record of a config.
-    pub(super) fn of(config: &TileConfig) -> Self {
+    pub(crate) fn of(config: &TileConfig) -> Self {
         Self {
             n: config.tile_n,
             m: config.tile_m,
@@ -150,7 +150,7 @@ pub struct Dispatch {
 
 impl Dispatch {
     /// One CTA or thread per item along `split_axis`, times `parts`.
-    pub(super) fn along(split_axis: SplitAxis, parts: u32) -> Self {
+    pub(crate) fn along(split_axis: SplitAxis, parts: u32) -> Self {
         Self {
             split_axis,
             tiles: None,
@@ -249,7 +249,7 @@ pub struct Reduction {
 
 impl Reduction {
     /// Sum of partial sums in the first workspace region.
-    pub(super) fn of_parts(workspace: Vec<WorkspaceRegion>, order: ReductionOrder) -> Self {
+    pub(crate) fn of_parts(workspace: Vec<WorkspaceRegion>, order: ReductionOrder) -> Self {
         Self { kind: ReductionType::Sum, partial_buffer: workspace.into_iter().next(), order: Some(order) }
     }
 
@@ -293,6 +293,11 @@ pub struct WorkspaceRegion {
 }
 
 impl WorkspaceRegion {
+    /// Region that fills the workspace; none if it is empty.
+    pub(crate) fn whole(name: &str, bytes: usize) -> Vec<Self> {
+        (bytes > 0).then(|| Self::new(name, 0, bytes)).into_iter().collect()
+    }
+
     /// Region with this name.
     pub(crate) fn new(name: &str, offset: usize, bytes: usize) -> Self {
         Self { name: name.to_owned(), offset, bytes }

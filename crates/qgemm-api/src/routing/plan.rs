@@ -1,35 +1,23 @@
 //! [`RoutingPlan`]: kernels made ready for one routing.
 
-use std::fmt;
-use std::sync::Arc;
-
 use qgemm_formats::{DType, ElementType};
 use qgemm_hal::op::routing::{STATUS_BAD_ID, STATUS_FINE, STATUS_WORDS};
-use qgemm_hal::{
-    BufferMut, BufferRef, CheckedRouting, Device, DeviceId, KernelId, LaunchSequence, Operands, Operation,
-    RoutingLaunches, RoutingOperand, Stream,
-};
-use qgemm_sched::routing::choose;
+use qgemm_hal::{BufferMut, BufferRef, CheckedRouting, RoutingLaunches, RoutingOperand, Stream};
+use qgemm_sched::Preferences;
 
 use super::description::Routing;
 use crate::context::Context;
 use crate::error::Error;
-use crate::nothing::Nothing;
-use crate::operand::{Checks, Extent, portion_of, zero};
-use crate::plan_cache::{PlanCaches, Ready};
+use crate::operand::{Checks, Extent, portion_of};
+use crate::planned::{Bound, Planned, Wanted, chosen_by_traffic, explain};
+use crate::record::{PlanRecord, Recorded, WorkspaceRegion};
 use crate::workspace::Workspace;
 
-/// Bytes of an id, a weight, an offset, a count, an entry of a list, and a word of the status.
+/// Bytes of a word of the status.
 const WORD: usize = 4;
 
 /// Kernels chosen and made ready for one [`Routing`]; made by [`Context::plan_routing`]. Its text says what a run launches.
-#[derive(Debug)]
-pub struct RoutingPlan {
-    op: CheckedRouting,
-    device: Arc<dyn Device>,
-    /// `None` for 0 tokens.
-    ready: Option<Arc<Ready<CheckedRouting>>>,
-}
+pub type RoutingPlan = Planned<CheckedRouting>;
 
 /// Which slots each expert has: the slot of place `j` of token `t` is `t · top_k + j`.
 ///
@@ -45,6 +33,17 @@ pub struct RoutingLists<'a> {
     pub rows: BufferMut<'a>,
 }
 
+impl<'a> RoutingLists<'a> {
+    /// The buffers of the lists.
+    pub fn new(
+        offsets: impl Into<BufferMut<'a>>,
+        counts: impl Into<BufferMut<'a>>,
+        rows: impl Into<BufferMut<'a>>,
+    ) -> Self {
+        Self { offsets: offsets.into(), counts: counts.into(), rows: rows.into() }
+    }
+}
+
 /// What one run of a [`RoutingPlan`] reads and writes.
 ///
 /// ```
@@ -56,7 +55,7 @@ pub struct RoutingLists<'a> {
 /// let logits = ctx.upload(&DType::F32.encode(&[0.0, 1.0, 9.0, 1.0, 2.0, -1.0, 0.5, f32::NAN]))?;
 /// let (mut ids, mut weights) = (ctx.allocate(2 * 2 * 4)?, ctx.allocate(2 * 2 * 4)?);
 /// let mut status = ctx.allocate(16)?;
-/// let args = RoutingArgs::of_logits((&logits).into(), (&mut ids).into(), (&mut weights).into(), (&mut status).into());
+/// let args = RoutingArgs::of_logits(&logits, &mut ids, &mut weights, &mut status);
 /// plan.run(&ctx.default_stream(), args)?;
 /// plan.check_status(&ctx, &status)?;
 /// let ids: Vec<u32> = ctx.download(&ids)?; // u32::MAX would be -1: no expert
@@ -66,6 +65,7 @@ pub struct RoutingLists<'a> {
 /// # Ok::<(), qgemm_api::Error>(())
 /// ```
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct RoutingArgs<'a> {
     /// Logits, where experts are chosen.
     pub logits: Option<BufferRef<'a>>,
@@ -88,90 +88,140 @@ pub struct RoutingArgs<'a> {
 }
 
 impl<'a> RoutingArgs<'a> {
-    /// What every run from logits has; bias, lists and workspace are fields to set.
-    pub fn of_logits(logits: BufferRef<'a>, ids: BufferMut<'a>, weights: BufferMut<'a>, status: BufferMut<'a>) -> Self {
+    /// A run that writes its status. Methods add the other operands.
+    pub fn new(status: impl Into<BufferMut<'a>>) -> Self {
         Self {
-            logits: Some(logits),
+            logits: None,
             given_ids: None,
             bias: None,
-            ids: Some(ids),
-            weights: Some(weights),
+            ids: None,
+            weights: None,
             lists: None,
-            status,
+            status: status.into(),
             tokens: None,
             workspace: None,
         }
     }
 
-    /// What every run from ids has; the workspace is a field to set.
-    pub fn of_ids(ids: BufferRef<'a>, lists: RoutingLists<'a>, status: BufferMut<'a>) -> Self {
-        Self {
-            logits: None,
-            given_ids: Some(ids),
-            bias: None,
-            ids: None,
-            weights: None,
-            lists: Some(lists),
-            status,
-            tokens: None,
-            workspace: None,
+    /// What every run from logits has.
+    pub fn of_logits(
+        logits: impl Into<BufferRef<'a>>,
+        ids: impl Into<BufferMut<'a>>,
+        weights: impl Into<BufferMut<'a>>,
+        status: impl Into<BufferMut<'a>>,
+    ) -> Self {
+        let (logits, ids, weights) = (Some(logits.into()), Some(ids.into()), Some(weights.into()));
+        Self { logits, ids, weights, ..Self::new(status) }
+    }
+
+    /// What every run from ids has.
+    pub fn of_ids(ids: impl Into<BufferRef<'a>>, lists: RoutingLists<'a>, status: impl Into<BufferMut<'a>>) -> Self {
+        Self { given_ids: Some(ids.into()), lists: Some(lists), ..Self::new(status) }
+    }
+
+    /// With the lists of [`Routing::lists`].
+    pub fn lists(mut self, lists: RoutingLists<'a>) -> Self {
+        self.lists = Some(lists);
+        self
+    }
+
+    /// With the bias of [`Routing::biased`].
+    pub fn bias(mut self, bias: impl Into<BufferRef<'a>>) -> Self {
+        self.bias = Some(bias.into());
+        self
+    }
+
+    /// For the first `tokens` tokens of those that were planned.
+    pub fn tokens(mut self, tokens: usize) -> Self {
+        self.tokens = Some(tokens);
+        self
+    }
+
+    /// With a workspace.
+    pub fn workspace(mut self, workspace: &'a mut Workspace) -> Self {
+        self.workspace = Some(workspace);
+        self
+    }
+}
+
+impl Context {
+    /// Chooses kernels for `routing` and makes them ready. What was planned before is known, as with [`Context::plan`].
+    ///
+    /// ```
+    /// use qgemm_api::{Context, Error, Routing, RoutingArgs, RoutingLists};
+    ///
+    /// let ctx = Context::open("cpu")?;
+    /// // Two experts for each of three tokens, of three; the last one is none.
+    /// let plan = ctx.plan_routing(&Routing::from_ids(3, 3, 2))?;
+    /// let ids = ctx.upload(&[2i32, 0, 0, 1, 2, 7].map(i32::to_le_bytes).concat())?;
+    /// let (mut offsets, mut counts, mut rows) = (ctx.allocate(4 * 4)?, ctx.allocate(3 * 4)?, ctx.allocate(6 * 4)?);
+    /// let mut status = ctx.allocate(16)?;
+    /// let lists = RoutingLists::new(&mut offsets, &mut counts, &mut rows);
+    /// plan.run(&ctx.default_stream(), RoutingArgs::of_ids(&ids, lists, &mut status))?;
+    /// let words = |bytes: Vec<u8>| bytes.as_chunks().0.iter().map(|&b| u32::from_le_bytes(b)).collect::<Vec<_>>();
+    /// assert_eq!(words(ctx.download(&offsets)?), [0, 2, 3, 5]);
+    /// assert_eq!(words(ctx.download(&rows)?), [1, 2, 3, 0, 4, u32::MAX]);
+    /// let wrong = plan.check_status(&ctx, &status);
+    /// assert!(matches!(wrong, Err(Error::UnknownExpert { token: 2, slot: 1, id: 7, experts: 3 })));
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the routing is not valid, no family serves it, or a kernel cannot be made ready.
+    pub fn plan_routing(&self, routing: &Routing) -> Result<RoutingPlan, Error> {
+        Planned::new(self, routing.check()?, Preferences::default())
+    }
+
+    /// What [`Context::plan_routing`] would choose: see [`Context::explain`].
+    ///
+    /// # Errors
+    /// When the routing is not valid.
+    pub fn explain_routing(&self, routing: &Routing) -> Result<PlanRecord, Error> {
+        explain(self, &routing.check()?, &Preferences::default())
+    }
+}
+
+chosen_by_traffic!(CheckedRouting);
+
+impl Recorded for CheckedRouting {
+    fn workspace(&self, plan: &RoutingLaunches) -> Vec<WorkspaceRegion> {
+        WorkspaceRegion::whole("counts", plan.config.workspace_bytes)
+    }
+}
+
+impl Bound for CheckedRouting {
+    fn wanted(&self, operand: RoutingOperand, _: bool) -> Wanted {
+        use RoutingOperand as O;
+        let words = |count: usize| Extent::of_values(ElementType::Int32, count);
+        let numbers = |count: usize| Extent::of_values(DType::F32, count);
+        let from_logits = self.logits().is_some();
+        let chosen = "the routing chooses experts from logits";
+        let lists = |name, count| Wanted::optional(name, self.lists.then(|| words(count)), "the routing makes lists");
+        match operand {
+            O::Logits => {
+                let extent = self.logits().map(|logits| Extent::of(logits, self.tokens, self.logit_experts()));
+                Wanted::optional("logits", extent, chosen)
+            }
+            O::GivenIds => {
+                let extent = (!from_logits).then(|| words(self.slots()));
+                Wanted::optional("given ids", extent, "the routing is of given ids")
+            }
+            O::Bias => {
+                let extent = self.bias.then(|| numbers(self.logit_experts()));
+                Wanted::optional("bias", extent, "the routing adds a bias")
+            }
+            O::Ids => Wanted::optional("ids", from_logits.then(|| words(self.slots())), chosen),
+            O::Weights => Wanted::optional("weights", from_logits.then(|| numbers(self.slots())), chosen),
+            O::Offsets => lists("offsets", self.experts + 1),
+            O::Counts => lists("counts", self.experts),
+            O::Rows => lists("rows", self.slots()),
+            O::Status => Wanted::always("status", words(STATUS_WORDS)),
+            O::Workspace => Wanted::workspace("the plan keeps counts of parts of the tokens"),
         }
     }
 }
 
 impl RoutingPlan {
-    pub(crate) fn new(shared: &Arc<dyn Device>, caches: &PlanCaches, routing: &Routing) -> Result<Self, Error> {
-        let (op, device) = (routing.check()?, &**shared);
-        let make = || {
-            let CheckedRouting { tokens, experts, top_k, .. } = op;
-            let _span = tracing::info_span!("plan", tokens, experts, top_k).entered();
-            let (family, plan) = choose(&op, device.info(), device.catalog().routing)?;
-            Ok::<_, Error>(Ready { family, plan, sequence: family.prepare(device, &op, &plan)? })
-        };
-        let ready = if op.is_nothing() { None } else { Some(caches.routing.get_or_make(&op, make)?) };
-        Ok(Self { device: Arc::clone(shared), ready, op })
-    }
-
-    /// Bytes of workspace that [`RoutingPlan::run`] needs; 0 for few tokens.
-    pub fn workspace_bytes(&self) -> usize {
-        self.launch().map_or(0, |launch| launch.config.workspace_bytes)
-    }
-
-    /// Name of the chosen kernels; `none` for 0 tokens.
-    pub fn kernel_name(&self) -> &str {
-        self.sequence().map_or("none", LaunchSequence::name)
-    }
-
-    /// Identity of the first kernel; `None` for 0 tokens.
-    pub fn kernel_id(&self) -> Option<KernelId> {
-        self.launch().map(|launch| launch.config.kernel)
-    }
-
-    /// The chosen configuration; `None` for 0 tokens.
-    pub fn launch(&self) -> Option<&RoutingLaunches> {
-        self.ready.as_ref().map(|ready| &ready.plan)
-    }
-
-    /// The kernels that a run launches, in order; `None` for 0 tokens.
-    pub fn sequence(&self) -> Option<&LaunchSequence> {
-        self.ready.as_ref().map(|ready| &ready.sequence)
-    }
-
-    /// The validated operation.
-    pub fn op(&self) -> &CheckedRouting {
-        &self.op
-    }
-
-    /// Bytes that a run must move at least: those it reads and those it writes, once each.
-    pub fn bytes(&self) -> f64 {
-        self.op.traffic()
-    }
-
-    /// The device that the plan is for.
-    pub fn device(&self) -> DeviceId {
-        self.device.info().id
-    }
-
     /// Submits the routing to `stream`. Allocates nothing, waits for nothing and takes no lock, so it may be captured in a CUDA
     /// graph. Ids that are no expert's are no error here: the status holds the first.
     ///
@@ -192,57 +242,28 @@ impl RoutingPlan {
     ) -> Result<(), Error> {
         use RoutingOperand as O;
         let RoutingArgs { logits, given_ids, bias, ids, weights, lists, status, tokens, workspace: _ } = args;
-        let portion = portion_of(tokens, self.op.tokens)?;
-        let op = &self.op.of_portion(portion);
-        let checks = Checks(self.device());
-        checks.device("stream", stream.device())?;
-        let words = |count: usize| Extent::of_values(ElementType::Int32, count);
-        let numbers = |count: usize| Extent::of_values(DType::F32, count);
-        let slots = |is_used: bool| is_used.then(|| words(op.slots()));
-        let extent = op.logits().map(|logits| Extent::of(logits, op.tokens, op.logit_experts()));
-        let from_logits = extent.is_some();
-        let chosen = "the routing chooses experts from logits";
-        let logits = checks.optional("logits", logits, extent, chosen)?;
-        let given_ids = checks.optional("given ids", given_ids, slots(!from_logits), "the routing is of given ids")?;
-        let bias =
-            checks.optional("bias", bias, op.bias.then(|| numbers(op.logit_experts())), "the routing adds a bias")?;
-        let ids = checks.optional("ids", ids, slots(from_logits), chosen)?;
-        let weights = checks.optional("weights", weights, from_logits.then(|| numbers(op.slots())), chosen)?;
+        let portion = portion_of(tokens, self.op().tokens)?;
+        let op = self.op().of_portion(portion);
+        let mut run = self.start_portion(stream, &op, portion)?;
+        run.read(O::Logits, logits)?;
+        run.read(O::GivenIds, given_ids)?;
+        run.read(O::Bias, bias)?;
+        run.write(O::Ids, ids)?;
+        run.write(O::Weights, weights)?;
         let (offsets, counts, rows) = match lists {
             Some(RoutingLists { offsets, counts, rows }) => (Some(offsets), Some(counts), Some(rows)),
             None => (None, None, None),
         };
-        let listed = "the routing makes lists";
-        let of_experts = |count: usize| op.lists.then(|| words(count));
-        let (of_offsets, of_counts, of_status) =
-            (of_experts(op.experts + 1), of_experts(op.experts), words(STATUS_WORDS));
-        let offsets = checks.optional("offsets", offsets, of_offsets, listed)?;
-        let counts = checks.optional("counts", counts, of_counts, listed)?;
-        let rows = checks.optional("rows", rows, slots(op.lists), listed)?;
-        checks.view("status", status.view(), of_status)?;
-        let Some(ready) = self.ready.as_ref().filter(|_| !op.is_nothing()) else {
+        run.write(O::Offsets, offsets)?;
+        run.write(O::Counts, counts)?;
+        run.write(O::Rows, rows)?;
+        run.write(O::Status, status)?;
+        if run.is_nothing() {
             // No list has a slot, and nothing is wrong.
-            let written = [(offsets, of_offsets), (counts, of_counts), (Some(status), Some(of_status))];
-            return written.into_iter().try_for_each(|(view, extent)| zero(&*self.device, stream, view, extent));
-        };
-        let mut operands = Operands::new();
-        operands.take_portion(portion);
-        operands.read_if_any(O::Logits, logits);
-        operands.read_if_any(O::GivenIds, given_ids);
-        operands.read_if_any(O::Bias, bias);
-        let written =
-            [(O::Ids, ids), (O::Weights, weights), (O::Offsets, offsets), (O::Counts, counts), (O::Rows, rows)];
-        for (operand, view) in written.into_iter().chain([(O::Status, Some(status))]) {
-            if let Some(view) = view {
-                operands.write(operand, view);
-            }
+            return [O::Offsets, O::Counts, O::Status].into_iter().try_for_each(|operand| run.zero(stream, operand));
         }
-        let why = "the plan keeps counts of parts of the tokens";
-        if let Some(workspace) = checks.workspace(workspace, self.workspace_bytes(), why)? {
-            operands.write(O::Workspace, workspace);
-        }
-        let _span = tracing::trace_span!("launch", kernel = self.kernel_name()).entered();
-        Ok(ready.sequence.run_for(op, stream, operands)?)
+        run.workspace(workspace)?;
+        run.launch(stream)
     }
 
     /// Waits for the default stream and reads the status of a run: whether every slot has an expert. A run on another stream is to be
@@ -261,27 +282,11 @@ impl RoutingPlan {
             *word = u32::from_le_bytes(*bytes);
         }
         let [code, token, slot, id] = words;
-        let (token, slot, experts) = (token as usize, slot as usize, self.op.experts);
+        let (token, slot, experts) = (token as usize, slot as usize, self.op().experts);
         match code {
             STATUS_FINE => Ok(()),
             STATUS_BAD_ID => Err(Error::UnknownExpert { token, slot, id: id.cast_signed(), experts }),
-            _ => Err(Error::TooFewExperts { token, expected: self.op.chosen(), got: slot }),
+            _ => Err(Error::TooFewExperts { token, expected: self.op().chosen(), got: slot }),
         }
-    }
-}
-
-/// What was chosen, and the launches of a run: each with its kernel, geometry and operands.
-impl fmt::Display for RoutingPlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let CheckedRouting { tokens, experts, top_k, .. } = self.op;
-        write!(f, "{} for {tokens} tokens, {top_k} of {experts} experts, on {}", self.kernel_name(), self.device())?;
-        let Some(ready) = &self.ready else { return Ok(()) };
-        let RoutingLaunches { config, estimate } = &ready.plan;
-        let mut given = self.op.operands();
-        if config.workspace_bytes > 0 {
-            given.push(RoutingOperand::Workspace);
-        }
-        writeln!(f, ", {} bytes of workspace, expected to take {:.1} µs", config.workspace_bytes, estimate * 1e6)?;
-        ready.sequence.display_with(&given).fmt(f)
     }
 }

@@ -5,8 +5,9 @@ use std::time::Instant;
 use qgemm_formats::DType;
 use qgemm_hal::{
     BatchedDense, Buffer, BufferRef, CheckedExperts, CheckedMatmul, DeviceInfo, ExpertForm, FactorFormat, LaunchPlan,
-    Stream,
+    Operation, Stream,
 };
+use qgemm_sched::Preferences;
 use qgemm_sched::{Measured, Offered, TunedTable};
 
 use super::TuneProblem;
@@ -17,6 +18,7 @@ use crate::experts::{ExpertArgs, ExpertPlan, ExpertProblem, Experts};
 use crate::gemm::{Args, Candidate, Plan, Problem, stored_x};
 use crate::matmul::{MatmulArgs, MatmulPlan};
 use crate::operand::Extent;
+use crate::planned::candidates;
 use crate::record::{Recorded, cut_text};
 use crate::weight::Weight;
 
@@ -71,7 +73,8 @@ impl<'a> Ways<'a> {
             TuneProblem::Gemm { problem, weights } => Of::gemm(ctx, problem, weights)?,
             TuneProblem::Experts { problem, experts } => Of::experts(ctx, problem, experts)?,
             TuneProblem::Matmul(matmul) => {
-                let (op, mut ways) = MatmulPlan::ways(&**ctx.device(), ctx.tuned(), matmul)?;
+                let op = matmul.check()?;
+                let mut ways = candidates(ctx, &op, &Preferences::default())?.offered;
                 by_cost(&mut ways);
                 let factor = |dense: &BatchedDense<FactorFormat>, rows, columns| {
                     Extent::of_batch(dense, op.batch, rows, columns).bytes()
@@ -97,8 +100,8 @@ impl<'a> Ways<'a> {
     pub fn kernel_id(&self, way: usize) -> String {
         match &self.of {
             Of::Gemm { ways, .. } => ways[way].kernel_id().to_string(),
-            Of::Experts { op, ways, .. } => op.kernel(&ways[way].plan).to_string(),
-            Of::Matmul { op, ways, .. } => op.kernel(&ways[way].plan).to_string(),
+            Of::Experts { op, ways, .. } => op.kernel_id(&ways[way].plan).to_string(),
+            Of::Matmul { op, ways, .. } => op.kernel_id(&ways[way].plan).to_string(),
         }
     }
 
@@ -154,7 +157,7 @@ impl<'a> Of<'a> {
     }
 
     fn experts(ctx: &Context, problem: &'a ExpertProblem, experts: &'a [Experts]) -> Result<Self, Error> {
-        let (op, mut ways) = ExpertPlan::ways(&**ctx.device(), ctx.tuned(), problem)?;
+        let (op, mut ways) = ExpertPlan::candidates(ctx, problem)?;
         by_cost(&mut ways);
         let each = &op.each;
         let x = stored_x(each)
@@ -216,13 +219,13 @@ impl Timed for Ways<'_> {
     }
 
     fn ready(&mut self, way: usize) -> Result<(), Error> {
-        let (ctx, device) = (self.ctx, &**self.ctx.device());
+        let ctx = self.ctx;
         match &mut self.of {
             Of::Gemm { ways, ready, .. } => *ready = Some(Box::new(ctx.plan_candidate(&ways[way])?)),
             Of::Experts { problem, op, ways, ready, .. } => {
-                *ready = Some(Box::new(ExpertPlan::of_way(self.ctx.device(), problem, op, &ways[way])?));
+                *ready = Some(Box::new(ExpertPlan::of_candidate(ctx, problem, op, &ways[way])?));
             }
-            Of::Matmul { op, ways, ready, .. } => *ready = Some(MatmulPlan::of_way(device, op, &ways[way])?),
+            Of::Matmul { op, ways, ready, .. } => *ready = Some(MatmulPlan::of_candidate(ctx, op, &ways[way])?),
         }
         Ok(())
     }

@@ -158,7 +158,7 @@ fn route(room: &mut Room, routing: &Routing, tokens: Option<usize>) -> Result<()
     let ctx = room.ctx.clone();
     let plan = ctx.plan_routing(routing)?;
     let [ids, weights, status, ..] = &mut room.written[..] else { unreachable!() };
-    let mut args = RoutingArgs::of_logits((&room.read).into(), ids.into(), weights.into(), status.into());
+    let mut args = RoutingArgs::of_logits(&room.read, ids, weights, status);
     (args.tokens, args.workspace) = (tokens, Some(&mut room.workspace));
     plan.run(&ctx.default_stream(), args)
 }

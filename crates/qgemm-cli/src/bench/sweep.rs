@@ -7,11 +7,11 @@ use serde::Serialize;
 
 use super::Args;
 use super::cliffs::{self, Point};
-use super::gemm::Bench;
 use super::subject::Subject;
 use super::timing::{Pace, Timing};
 use crate::Holds;
 use crate::choice::Shape;
+use crate::operations::gemm::Bench;
 use crate::out;
 use crate::progress::Progress;
 use crate::table::{Column, Row, Table, numbers, words};
@@ -187,8 +187,8 @@ impl Sweep<'_> {
             microseconds: median * 1e6,
             noise,
             estimated_microseconds: launch.estimate * 1e6,
-            bytes_per_second: plan.bytes() as f64 / median,
-            flops: 2.0 * plan.macs() as f64 / median,
+            bytes_per_second: plan.bytes() / median,
+            flops: 2.0 * plan.macs() / median,
             planned,
             behind_best: None,
             cliff: None,
@@ -222,7 +222,7 @@ fn cut(launch: &LaunchPlan) -> String {
 
 impl Args {
     /// The problem of the options, with `m` tokens.
-    pub(super) fn problem(&self, weight: &Weight, m: usize) -> Problem {
+    pub fn problem(&self, weight: &Weight, m: usize) -> Problem {
         let problem = Problem::new(weight, m).x_format(self.x_format.unwrap_or(self.x_dtype.into()));
         let problem = problem.d_dtype(self.x_dtype).x_precision(self.x_precision);
         let problem = match self.norm {

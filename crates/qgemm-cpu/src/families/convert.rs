@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use qgemm_formats::DType;
 use qgemm_hal::{
-    CheckedConvert, ConvertConfig, ConvertFamilies, ConvertOperand, ConvertPlan, ConvertSpec, Dense, Device, DeviceId,
-    DeviceInfo, Family, Geometry, HalError, HostMemory, HostStream, Kernel, KernelId, LaunchSequence, LaunchStep,
+    CheckedConvert, ConvertConfig, ConvertOperand, ConvertPlan, ConvertSpec, Dense, Device, DeviceId, DeviceInfo,
+    Families, Family, Geometry, HalError, HostMemory, HostStream, Kernel, KernelId, LaunchSequence, LaunchStep,
     Operand, Operands, Spec, Stream, Unsupported,
 };
 use rayon::prelude::*;
@@ -30,7 +30,7 @@ const TILE: usize = 4096;
 const TASK_COLUMNS: usize = 4 * TILE;
 
 /// Families of the CPU.
-pub static FAMILIES: ConvertFamilies = &[&CONVERT];
+pub const FAMILIES: Families<CheckedConvert> = &[&CONVERT];
 
 /// The family `convert`.
 pub static CONVERT: ConvertFamily = ConvertFamily;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use bytemuck::cast_slice;
 use qgemm_formats::XFactor;
 use qgemm_hal::{
-    CheckedDequantize, DequantizeConfig, DequantizeFamilies, DequantizeOperand, DequantizePlan, DequantizeSpec, Device,
-    DeviceId, DeviceInfo, Family, Geometry, HalError, HostMemory, HostStream, Kernel, KernelId, LaunchSequence,
+    CheckedDequantize, DequantizeConfig, DequantizeOperand, DequantizePlan, DequantizeSpec, Device, DeviceId,
+    DeviceInfo, Families, Family, Geometry, HalError, HostMemory, HostStream, Kernel, KernelId, LaunchSequence,
     LaunchStep, Operands, Operation, Spec, Stream, Unsupported,
 };
 use rayon::prelude::*;
@@ -22,7 +22,7 @@ use crate::source_hash::SOURCE_HASH;
 const SERIAL_ELEMENTS: usize = 1 << 14;
 
 /// Families of the CPU.
-pub static FAMILIES: DequantizeFamilies = &[&DequantizeFamily];
+pub const FAMILIES: Families<CheckedDequantize> = &[&DequantizeFamily];
 
 /// Dequantization of X.
 #[derive(Debug)]

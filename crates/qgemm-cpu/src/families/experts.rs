@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use qgemm_hal::{
     CheckedExperts, CheckedGemm, Dense, Device, DeviceId, DeviceInfo, ExpertForm, ExpertOperand, ExpertsConfig,
-    ExpertsFamilies, ExpertsPlan, Family, Geometry, HalError, HostMemory, HostStream, Kernel, LaunchSequence,
-    LaunchStep, Operand, Operands, Stream, Unsupported, XOperand, XPlanes,
+    ExpertsPlan, Families, Family, Geometry, HalError, HostMemory, HostStream, Kernel, LaunchSequence, LaunchStep,
+    Operand, Operands, Stream, Unsupported, XOperand, XPlanes,
 };
 
 use crate::families::gemm::{CpuGemm, GEMM, GEMM_INT8};
@@ -21,7 +21,7 @@ use crate::source_hash::SOURCE_HASH;
 use index::{Lists, ascending, counted};
 
 /// Families of the CPU.
-pub static FAMILIES: ExpertsFamilies = &[&EXPERTS, &EXPERTS_INT8];
+pub const FAMILIES: Families<CheckedExperts> = &[&EXPERTS, &EXPERTS_INT8];
 
 static EXPERTS: ExpertsFamily = ExpertsFamily(&GEMM);
 static EXPERTS_INT8: ExpertsFamily = ExpertsFamily(&GEMM_INT8);

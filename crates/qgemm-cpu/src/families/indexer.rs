@@ -10,10 +10,10 @@ use std::sync::{Arc, LazyLock};
 use qgemm_formats::float8::e4m3_to_f32;
 use qgemm_hal::op::indexer::MOST_CHOSEN;
 use qgemm_hal::{
-    BufferMut, CheckedIndexer, Device, DeviceId, DeviceInfo, Family, Geometry, HalError, HostMemory, HostStream,
-    IndexerConfig, IndexerFamilies, IndexerKeys, IndexerLaunch, IndexerOperand, IndexerResult, IndexerSpec,
-    IndexerStep, Kernel, KernelId, KvFormat, LaunchSequence, LaunchStep, Math, Operand, Operands, Operation, Paging,
-    Spec, Stream, Unsupported, WorkspaceLayout,
+    BufferMut, CheckedIndexer, Device, DeviceId, DeviceInfo, Families, Family, Geometry, HalError, HostMemory,
+    HostStream, IndexerConfig, IndexerKeys, IndexerLaunch, IndexerOperand, IndexerResult, IndexerSpec, IndexerStep,
+    Kernel, KernelId, KvFormat, LaunchSequence, LaunchStep, Math, Operand, Operands, Operation, Paging, Spec, Stream,
+    Unsupported, WorkspaceLayout,
 };
 use rayon::prelude::*;
 
@@ -40,7 +40,7 @@ const BLOCK_QUERIES: usize = 16;
 const TILE_HEADS: usize = 64;
 
 /// Families of the CPU.
-pub static FAMILIES: IndexerFamilies = &[&INDEXER];
+pub const FAMILIES: Families<CheckedIndexer> = &[&INDEXER];
 
 /// The family `indexer`.
 pub static INDEXER: IndexerFamily = IndexerFamily;

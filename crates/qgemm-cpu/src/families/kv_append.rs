@@ -13,10 +13,10 @@ use qgemm_formats::DType;
 use qgemm_formats::float8::f32_to_e4m3;
 use qgemm_hal::op::attention::{KV_BLOCK, KV_SCALE_BYTES, MOST_HEAD_DIM};
 use qgemm_hal::{
-    Addressing, BufferMut, CheckedKvAppend, CheckedRotary, Device, DeviceId, DeviceInfo, Family, Geometry, HalError,
-    HeadRows, HostMemory, HostStream, Kernel, KernelId, KvAppendConfig, KvAppendFamilies, KvAppendLaunch,
-    KvAppendOperand, KvAppendSpec, KvAppendStep, KvFormat, KvRows, LaunchSequence, LaunchStep, Operand, Operands,
-    Operation, Paging, RotaryAngles, RotaryPairs, Spec, Stream, Unsupported,
+    Addressing, BufferMut, CheckedKvAppend, CheckedRotary, Device, DeviceId, DeviceInfo, Families, Family, Geometry,
+    HalError, HeadRows, HostMemory, HostStream, Kernel, KernelId, KvAppendConfig, KvAppendLaunch, KvAppendOperand,
+    KvAppendSpec, KvAppendStep, KvFormat, KvRows, LaunchSequence, LaunchStep, Operand, Operands, Operation, Paging,
+    RotaryAngles, RotaryPairs, Spec, Stream, Unsupported,
 };
 use rayon::prelude::*;
 
@@ -38,7 +38,7 @@ const TASK_TOKENS: usize = 8;
 const MOST_PAIRS: usize = MOST_HEAD_DIM / 2;
 
 /// Families of the CPU.
-pub static FAMILIES: KvAppendFamilies = &[&KV_APPEND];
+pub const FAMILIES: Families<CheckedKvAppend> = &[&KV_APPEND];
 
 /// The family `kv_append`.
 pub static KV_APPEND: KvAppendFamily = KvAppendFamily;

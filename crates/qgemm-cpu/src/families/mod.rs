@@ -5,6 +5,7 @@ pub mod attention;
 pub mod convert;
 pub mod dequantize;
 pub mod experts;
+pub mod gather_rows;
 pub mod gemm;
 pub mod indexer;
 pub mod kv_append;
@@ -14,3 +15,13 @@ pub mod optimizer;
 pub mod quantize;
 pub mod routing;
 pub mod unpack;
+
+use qgemm_hal::{Catalog, with_operations};
+
+macro_rules! catalog {
+    ($($name:ident: $op:ident($($part:ident),*) [$($text:literal $spec:ident($keys:ident)),*] $summary:literal,)*) => {
+        /// Families of the CPU.
+        pub const CATALOG: Catalog = Catalog { $($name: $name::FAMILIES,)* };
+    };
+}
+with_operations!(catalog);

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use qgemm_formats::DType;
 use qgemm_hal::{
-    BufferRef, CheckedNorm, Dense, Device, DeviceId, DeviceInfo, Family, Geometry, HalError, HostMemory, HostStream,
-    Kernel, KernelId, LaunchSequence, LaunchStep, NormConfig, NormFamilies, NormFunction, NormKind, NormLaunch,
+    BufferRef, CheckedNorm, Dense, Device, DeviceId, DeviceInfo, Families, Family, Geometry, HalError, HostMemory,
+    HostStream, Kernel, KernelId, LaunchSequence, LaunchStep, NormConfig, NormFunction, NormKind, NormLaunch,
     NormOperand, NormQuantizeSpec, NormSpec, Operand, Operands, Operation, QuantizedD, Spec, Stream, Unsupported,
     XPlanes,
 };
@@ -37,7 +37,7 @@ const MOST_SQUARES: f32 = f32::from_bits((127 + 120) << 23);
 const LEAST_SQUARES: f32 = f32::from_bits((127 - 60) << 23);
 
 /// Families of the CPU.
-pub static FAMILIES: NormFamilies = &[&NORM];
+pub const FAMILIES: Families<CheckedNorm> = &[&NORM];
 
 /// The family `norm`.
 pub static NORM: NormFamily = NormFamily;

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use qgemm_formats::DType;
 use qgemm_hal::{
-    BufferMut, CheckedOptimizer, Dense, Device, DeviceId, DeviceInfo, Family, Geometry, HalError, HostMemory,
+    BufferMut, CheckedOptimizer, Dense, Device, DeviceId, DeviceInfo, Families, Family, Geometry, HalError, HostMemory,
     HostStream, Kernel, KernelId, LaunchSequence, LaunchStep, MomentFactors, Operand, Operands, Operation,
-    OptimizerConfig, OptimizerFamilies, OptimizerLaunch, OptimizerOperand, OptimizerSpec, Spec, StepFactors, Stream,
-    Unsupported, UpdateKind,
+    OptimizerConfig, OptimizerLaunch, OptimizerOperand, OptimizerSpec, Spec, StepFactors, Stream, Unsupported,
+    UpdateKind,
 };
 use rayon::prelude::*;
 
@@ -26,7 +26,7 @@ const SERIAL_LEN: usize = 1 << 14;
 const TASK: usize = 2048;
 
 /// Families of the CPU.
-pub static FAMILIES: OptimizerFamilies = &[&OPTIMIZER];
+pub const FAMILIES: Families<CheckedOptimizer> = &[&OPTIMIZER];
 
 /// The family `optimizer`.
 pub static OPTIMIZER: OptimizerFamily = OptimizerFamily;

@@ -5,9 +5,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use qgemm_hal::{
-    CheckedQuantize, Device, DeviceId, DeviceInfo, Family, Geometry, HalError, HostStream, Kernel, KernelId,
-    LaunchSequence, LaunchStep, Operand, Operands, Operation, QuantizeConfig, QuantizeFamilies, QuantizeOperand,
-    QuantizePlan, QuantizeSpec, Spec, Stream, Unsupported,
+    CheckedQuantize, Device, DeviceId, DeviceInfo, Families, Family, Geometry, HalError, HostStream, Kernel, KernelId,
+    LaunchSequence, LaunchStep, Operand, Operands, Operation, QuantizeConfig, QuantizeOperand, QuantizePlan,
+    QuantizeSpec, Spec, Stream, Unsupported,
 };
 use rayon::prelude::*;
 
@@ -25,7 +25,7 @@ use crate::source_hash::SOURCE_HASH;
 const SERIAL_ELEMENTS: usize = 1 << 14;
 
 /// Families of the CPU.
-pub static FAMILIES: QuantizeFamilies = &[&QUANTIZE];
+pub const FAMILIES: Families<CheckedQuantize> = &[&QUANTIZE];
 
 /// The family `quantize`.
 pub static QUANTIZE: QuantizeFamily = QuantizeFamily;

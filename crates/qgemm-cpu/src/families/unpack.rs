@@ -6,8 +6,8 @@ use std::sync::Arc;
 use qgemm_formats::prepack::{FragmentLayout, PackedLayout};
 use qgemm_formats::{DType, PAIR_ROWS};
 use qgemm_hal::{
-    CheckedUnpack, Device, DeviceId, DeviceInfo, Family, Geometry, HalError, HostMemory, HostStream, Kernel, KernelId,
-    LaunchSequence, LaunchStep, Name, Operand, Operands, Operation, Spec, Stream, UnpackConfig, UnpackFamilies,
+    CheckedUnpack, Device, DeviceId, DeviceInfo, Families, Family, Geometry, HalError, HostMemory, HostStream, Kernel,
+    KernelId, LaunchSequence, LaunchStep, Name, Operand, Operands, Operation, Spec, Stream, UnpackConfig,
     UnpackOperand, UnpackPlan, UnpackSpec, Unsupported,
 };
 use rayon::prelude::*;
@@ -32,7 +32,7 @@ const TILE_STEP: usize = STEP * LANES;
 const BLOCK_STEP: usize = STEP * BLOCK_ROWS;
 
 /// Families of the CPU.
-pub static FAMILIES: UnpackFamilies = &[&UNPACK];
+pub const FAMILIES: Families<CheckedUnpack> = &[&UNPACK];
 
 /// The family `unpack`.
 pub static UNPACK: UnpackFamily = UnpackFamily;

@@ -260,6 +260,38 @@ static_assert(QG_OFFSET_OF(UnpackPointers, row_scale) == 8, "layout");
 static_assert(QG_OFFSET_OF(UnpackPointers, k_order) == 16, "layout");
 static_assert(QG_OFFSET_OF(UnpackPointers, d) == 24, "layout");
 static_assert(QG_OFFSET_OF(UnpackPointers, d_row) == 32, "layout");
+struct GatherRowsShape {
+    u32 rows;  // Ids, and rows of D.
+    u32 table_rows;  // Rows of W.
+    u32 k;  // Columns of D.
+    u32 k_tiles;  // K-tiles of a row of W.
+    u32 row_ctas;  // CTAs of a row.
+    u32 flags;  // `FLAG_` constants: `ROW_SCALE`, `K_ORDER`.
+    u32 d_dtype;  // Element type of D.
+    u32 reserved;  // Unused, zero.
+}; static_assert(sizeof(GatherRowsShape) == 32, "layout");
+static_assert(QG_OFFSET_OF(GatherRowsShape, table_rows) == 4, "layout");
+static_assert(QG_OFFSET_OF(GatherRowsShape, k) == 8, "layout");
+static_assert(QG_OFFSET_OF(GatherRowsShape, k_tiles) == 12, "layout");
+static_assert(QG_OFFSET_OF(GatherRowsShape, row_ctas) == 16, "layout");
+static_assert(QG_OFFSET_OF(GatherRowsShape, flags) == 20, "layout");
+static_assert(QG_OFFSET_OF(GatherRowsShape, d_dtype) == 24, "layout");
+static_assert(QG_OFFSET_OF(GatherRowsShape, reserved) == 28, "layout");
+struct GatherRowsPointers {
+    u64 w;  // Packed W.
+    u64 row_scale;  // Row scales.
+    u64 k_order;  // Stored column of W → column of D.
+    u64 ids;  // Row of W for each row of D.
+    u64 d;  // D.
+    u64 status;  // Status words.
+    u64 d_row;  // Stride between rows of D, in elements.
+}; static_assert(sizeof(GatherRowsPointers) == 56, "layout");
+static_assert(QG_OFFSET_OF(GatherRowsPointers, row_scale) == 8, "layout");
+static_assert(QG_OFFSET_OF(GatherRowsPointers, k_order) == 16, "layout");
+static_assert(QG_OFFSET_OF(GatherRowsPointers, ids) == 24, "layout");
+static_assert(QG_OFFSET_OF(GatherRowsPointers, d) == 32, "layout");
+static_assert(QG_OFFSET_OF(GatherRowsPointers, status) == 40, "layout");
+static_assert(QG_OFFSET_OF(GatherRowsPointers, d_row) == 48, "layout");
 struct QuantizeShape {
     u32 rows;  // Rows of X.
     u32 columns;  // Columns of X.

@@ -7,8 +7,8 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_formats::DType;
 use qgemm_hal::abi::{self, ConvertPointers, ConvertShape, dtype_code};
 use qgemm_hal::{
-    CheckedConvert, ConvertConfig, ConvertOperand, ConvertPlan, ConvertSpec, Device, DeviceInfo, Family, Geometry,
-    HalError, KernelId, LaunchSequence, Operand, Operands, Spec, Unsupported, Variant,
+    CheckedConvert, ConvertConfig, ConvertOperand, ConvertPlan, ConvertSpec, Device, DeviceInfo, Families, Family,
+    Geometry, HalError, KernelId, LaunchSequence, Operand, Operands, Spec, Unsupported, Variant,
 };
 
 use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
@@ -29,9 +29,12 @@ const MOST_ROWS: usize = i32::MAX as usize;
 /// contiguous columns, per mille (H200).
 const EFFICIENCY: [u32; 2] = [700, 500];
 
+/// Families of `convert`.
+pub(super) const FAMILIES: Families<CheckedConvert> = &[&Convert];
+
 /// The kernel family.
 #[derive(Debug)]
-pub(super) struct Convert;
+struct Convert;
 
 /// A kernel for one storage order of X.
 #[derive(Clone, Copy, Debug)]
@@ -172,8 +175,9 @@ pub(super) fn launch(op: &CheckedConvert, variant: Variant, info: &DeviceInfo) -
 /// # Errors
 /// [`HalError::WrongDevice`] when the device has no kernel
 /// variant, and errors of `make`.
-pub fn convert_sequence(
+pub(super) fn sequence(
     op: &CheckedConvert,
+    _: &ConvertPlan,
     info: &DeviceInfo,
     make: &mut MakeKernel<'_>,
 ) -> Result<LaunchSequence, HalError> {
@@ -204,8 +208,13 @@ impl Family<CheckedConvert> for Convert {
         Ok(vec![ConvertConfig { kernel: id(spec, variant), efficiency: EFFICIENCY[usize::from(spec.transposed)] }])
     }
 
-    fn prepare(&self, device: &dyn Device, op: &CheckedConvert, _: &ConvertPlan) -> Result<LaunchSequence, HalError> {
-        convert_sequence(op, device.info(), &mut load(device))
+    fn prepare(
+        &self,
+        device: &dyn Device,
+        op: &CheckedConvert,
+        plan: &ConvertPlan,
+    ) -> Result<LaunchSequence, HalError> {
+        sequence(op, plan, device.info(), &mut load(device))
     }
 
     fn source_hash(&self, _: &CheckedConvert, config: &ConvertConfig) -> u64 {

@@ -7,8 +7,9 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_formats::{XFactor, XFormat, XParts};
 use qgemm_hal::abi::{DequantizePointers, DequantizeShape};
 use qgemm_hal::{
-    CheckedDequantize, DequantizeConfig, DequantizeOperand, DequantizePlan, DequantizeSpec, Device, DeviceInfo, Family,
-    Geometry, HalError, KernelId, LaunchSequence, LaunchStep, Operand, Operands, Operation, Spec, Unsupported, Variant,
+    CheckedDequantize, DequantizeConfig, DequantizeOperand, DequantizePlan, DequantizeSpec, Device, DeviceInfo,
+    Families, Family, Geometry, HalError, KernelId, LaunchSequence, LaunchStep, Operand, Operands, Operation, Spec,
+    Unsupported, Variant,
 };
 
 use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
@@ -31,9 +32,12 @@ const MOST: usize = i32::MAX as usize;
 /// Expected share of the bandwidth, per mille.
 const EFFICIENCY: u32 = 700;
 
+/// Families of `dequantize`.
+pub(super) const FAMILIES: Families<CheckedDequantize> = &[&Dequantize];
+
 /// The kernel family.
 #[derive(Debug)]
-pub(super) struct Dequantize;
+struct Dequantize;
 
 fn id(spec: DequantizeSpec, variant: Variant) -> KernelId {
     KernelId::new(NAME, Some(variant), Spec::Dequantize(spec))
@@ -116,8 +120,9 @@ fn cut(op: &CheckedDequantize) -> (usize, usize) {
 /// # Errors
 /// [`HalError::WrongDevice`] when the device has no kernel
 /// variant, and errors of `make`.
-pub fn dequantize_sequence(
+pub(super) fn sequence(
     op: &CheckedDequantize,
+    _: &DequantizePlan,
     info: &DeviceInfo,
     make: &mut MakeKernel<'_>,
 ) -> Result<LaunchSequence, HalError> {
@@ -167,9 +172,9 @@ impl Family<CheckedDequantize> for Dequantize {
         &self,
         device: &dyn Device,
         op: &CheckedDequantize,
-        _: &DequantizePlan,
+        plan: &DequantizePlan,
     ) -> Result<LaunchSequence, HalError> {
-        dequantize_sequence(op, device.info(), &mut load(device))
+        sequence(op, plan, device.info(), &mut load(device))
     }
 
     fn source_hash(&self, op: &CheckedDequantize, config: &DequantizeConfig) -> u64 {

@@ -7,9 +7,9 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_formats::DType;
 use qgemm_hal::abi::{self, AttentionPointers, AttentionShape, KvAppendPointers, dtype_code};
 use qgemm_hal::{
-    CheckedKvAppend, Device, DeviceInfo, Family, Geometry, HalError, KernelId, KvAppendConfig, KvAppendLaunch,
-    KvAppendOperand, KvAppendSpec, KvAppendStep, KvFormat, KvPlaces, LaunchSequence, Operand, Operands, Operation,
-    Paging, QueryLengths, RotaryAngles, RotaryPairs, Spec, Unsupported, Variant,
+    CheckedKvAppend, Device, DeviceInfo, Families, Family, Geometry, HalError, KernelId, KvAppendConfig,
+    KvAppendLaunch, KvAppendOperand, KvAppendSpec, KvAppendStep, KvFormat, KvPlaces, LaunchSequence, Operand, Operands,
+    Operation, Paging, QueryLengths, RotaryAngles, RotaryPairs, Spec, Unsupported, Variant,
 };
 
 use super::attention::params::{AttentionParams, kv_code};
@@ -36,9 +36,12 @@ const FEW_CTAS: usize = 8;
 /// Expected share of the bandwidth, per mille.
 const EFFICIENCY: u32 = 750;
 
+/// Families of `kv_append`.
+pub(super) const FAMILIES: Families<CheckedKvAppend> = &[&KvAppend];
+
 /// The kernel family.
 #[derive(Debug)]
-pub(super) struct KvAppend;
+struct KvAppend;
 
 fn spec_of(x: DType, kv: KvFormat) -> KvAppendSpec {
     KvAppendSpec { step: KvAppendStep::All, x, kv }
@@ -209,8 +212,9 @@ fn ctas(op: &CheckedKvAppend, cut: Cut) -> Option<u32> {
 /// # Errors
 /// [`HalError::WrongDevice`] when the device has no kernel
 /// variant, and errors of `make`.
-pub fn kv_append_sequence(
+pub(super) fn sequence(
     op: &CheckedKvAppend,
+    _: &KvAppendLaunch,
     info: &DeviceInfo,
     make: &mut MakeKernel<'_>,
 ) -> Result<LaunchSequence, HalError> {
@@ -250,9 +254,9 @@ impl Family<CheckedKvAppend> for KvAppend {
         &self,
         device: &dyn Device,
         op: &CheckedKvAppend,
-        _: &KvAppendLaunch,
+        plan: &KvAppendLaunch,
     ) -> Result<LaunchSequence, HalError> {
-        kv_append_sequence(op, device.info(), &mut load(device))
+        sequence(op, plan, device.info(), &mut load(device))
     }
 
     fn source_hash(&self, _: &CheckedKvAppend, config: &KvAppendConfig) -> u64 {

@@ -6,6 +6,7 @@ mod catalog;
 mod convert;
 mod dequantize;
 mod experts;
+mod gather_rows;
 mod gemm;
 mod indexer;
 mod kernel_launch;
@@ -20,26 +21,13 @@ mod repack;
 mod routing;
 mod unpack;
 
-use qgemm_formats::{DType, Format, XFormat};
+use qgemm_formats::Format;
 use qgemm_hal::Variant;
 
-pub use attention::attention_sequence;
-pub use catalog::CATALOG;
-pub use convert::convert_sequence;
-pub use dequantize::dequantize_sequence;
-pub use experts::experts_sequence;
-pub use gemm::gemm_sequence;
-pub use indexer::indexer_sequence;
+pub use catalog::{CATALOG, CudaOperation};
 pub use kernel_launch::{KernelLaunch, MakeKernel, Places};
-pub use kv_append::kv_append_sequence;
 pub use launch_params::LaunchParams;
-pub use matmul::matmul_sequence;
-pub use norm::norm_sequence;
-pub use optimizer::optimizer_sequence;
-pub use quantize::quantize_sequence;
 pub use repack::{Repack, RepackLaunch, repack_bandwidth};
-pub use routing::routing_sequence;
-pub use unpack::unpack_sequence;
 
 use crate::probe;
 use crate::spec::KernelSpec;
@@ -47,36 +35,8 @@ use crate::spec::KernelSpec;
 /// All kernels that a device of `variant` may load: what
 /// `cargo xtask build-kernels` compiles.
 pub fn manifest(variant: Variant) -> Vec<KernelSpec> {
-    let instances = Format::all()
-        .flat_map(|format| DType::ALL.into_iter().flat_map(move |x| gemm::instances(format, x, variant)))
-        .chain(Format::all().flat_map(|format| gemm::of_planes(format, variant)))
-        .map(|instance| instance.spec());
-    let fp8 = Format::all()
-        .flat_map(|format| XFormat::ALL.into_iter().flat_map(move |x| gemm::fp8_kernels(format, x, variant)))
-        .map(|kernel| kernel.spec());
-    let block_scaled = Format::all()
-        .flat_map(|format| XFormat::ALL.into_iter().flat_map(move |x| gemm::block_scaled_kernels(format, x, variant)))
-        .map(|kernel| kernel.spec());
     let repacks = Format::all().filter_map(|format| Repack::new(format, variant)).map(|repack| repack.spec().clone());
-    std::iter::once(probe::spec())
-        .chain(repacks)
-        .chain(convert::specs(variant))
-        .chain(routing::specs(variant))
-        .chain(matmul::specs(variant))
-        .chain(quantize::specs(variant))
-        .chain(dequantize::specs(variant))
-        .chain(attention::specs(variant))
-        .chain(norm::specs(variant))
-        .chain(optimizer::specs(variant))
-        .chain(kv_append::specs(variant))
-        .chain(indexer::specs(variant))
-        .chain(unpack::specs(variant))
-        .chain(instances)
-        .chain(gemm::projection_specs(variant))
-        .chain(experts::specs(variant))
-        .chain(fp8)
-        .chain(block_scaled)
-        .collect()
+    std::iter::once(probe::spec()).chain(repacks).chain(catalog::specs(variant)).collect()
 }
 
 /// Asks `fits` whether each candidate kernel of `variant` fits in

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use bytemuck::{Pod, Zeroable};
 use qgemm_hal::abi::{self, OptimizerPointers, OptimizerShape, dtype_code};
 use qgemm_hal::{
-    CheckedOptimizer, Device, DeviceInfo, Family, Geometry, HalError, KernelId, LaunchSequence, MomentFactors, Operand,
-    Operands, Operation, OptimizerConfig, OptimizerLaunch, OptimizerOperand, OptimizerSpec, Spec, Unsupported,
-    UpdateKind, Variant,
+    CheckedOptimizer, Device, DeviceInfo, Families, Family, Geometry, HalError, KernelId, LaunchSequence,
+    MomentFactors, Operand, Operands, Operation, OptimizerConfig, OptimizerLaunch, OptimizerOperand, OptimizerSpec,
+    Spec, Unsupported, UpdateKind, Variant,
 };
 
 use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
@@ -30,9 +30,12 @@ const ACCESS: u64 = 16;
 /// Expected share of the bandwidth, per mille.
 const EFFICIENCY: u32 = 850;
 
+/// Families of `optimizer`.
+pub(super) const FAMILIES: Families<CheckedOptimizer> = &[&Optimizer];
+
 /// The kernel family.
 #[derive(Debug)]
-pub(super) struct Optimizer;
+struct Optimizer;
 
 fn id(kind: UpdateKind, variant: Variant) -> KernelId {
     KernelId::new(NAME, Some(variant), Spec::Optimizer(OptimizerSpec::new(kind)))
@@ -116,8 +119,9 @@ fn params(op: &CheckedOptimizer) -> OptimizerParams {
 /// # Errors
 /// [`HalError::WrongDevice`] when the device has no kernel
 /// variant, and errors of `make`.
-pub fn optimizer_sequence(
+pub(super) fn sequence(
     op: &CheckedOptimizer,
+    _: &OptimizerLaunch,
     info: &DeviceInfo,
     make: &mut MakeKernel<'_>,
 ) -> Result<LaunchSequence, HalError> {
@@ -156,9 +160,9 @@ impl Family<CheckedOptimizer> for Optimizer {
         &self,
         device: &dyn Device,
         op: &CheckedOptimizer,
-        _: &OptimizerLaunch,
+        plan: &OptimizerLaunch,
     ) -> Result<LaunchSequence, HalError> {
-        optimizer_sequence(op, device.info(), &mut load(device))
+        sequence(op, plan, device.info(), &mut load(device))
     }
 
     fn source_hash(&self, op: &CheckedOptimizer, config: &OptimizerConfig) -> u64 {

@@ -8,8 +8,9 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_formats::{DType, ScaleType, XCode, XFactor, XFormat, XParts};
 use qgemm_hal::abi::{self, QuantizePointers, QuantizeShape, dtype_code};
 use qgemm_hal::{
-    CheckedQuantize, Device, DeviceInfo, Family, Geometry, HalError, KernelId, LaunchSequence, LaunchStep, Operand,
-    Operands, Operation, QuantizeConfig, QuantizeOperand, QuantizePlan, QuantizeSpec, Spec, Unsupported, Variant,
+    CheckedQuantize, Device, DeviceInfo, Families, Family, Geometry, HalError, KernelId, LaunchSequence, LaunchStep,
+    Operand, Operands, Operation, QuantizeConfig, QuantizeOperand, QuantizePlan, QuantizeSpec, Spec, Unsupported,
+    Variant,
 };
 
 use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
@@ -33,9 +34,12 @@ const NO_BLOCK: usize = 256;
 /// Expected share of the bandwidth, per mille.
 const EFFICIENCY: u32 = 700;
 
+/// Families of `quantize`.
+pub(super) const FAMILIES: Families<CheckedQuantize> = &[&Quantize];
+
 /// The kernel family.
 #[derive(Debug)]
-pub(super) struct Quantize;
+struct Quantize;
 
 /// A kernel, by the span of a scale.
 #[derive(Clone, Copy, Debug)]
@@ -240,8 +244,9 @@ fn launch(op: &CheckedQuantize, variant: Variant, info: &DeviceInfo) -> KernelLa
 /// # Errors
 /// [`HalError::WrongDevice`] when the device has no kernel
 /// variant, and errors of `make`.
-pub fn quantize_sequence(
+pub(super) fn sequence(
     op: &CheckedQuantize,
+    _: &QuantizePlan,
     info: &DeviceInfo,
     make: &mut MakeKernel<'_>,
 ) -> Result<LaunchSequence, HalError> {
@@ -268,8 +273,13 @@ impl Family<CheckedQuantize> for Quantize {
         Ok(vec![QuantizeConfig { kernel: id(QuantizeSpec::of(op), variant), efficiency: EFFICIENCY }])
     }
 
-    fn prepare(&self, device: &dyn Device, op: &CheckedQuantize, _: &QuantizePlan) -> Result<LaunchSequence, HalError> {
-        quantize_sequence(op, device.info(), &mut load(device))
+    fn prepare(
+        &self,
+        device: &dyn Device,
+        op: &CheckedQuantize,
+        plan: &QuantizePlan,
+    ) -> Result<LaunchSequence, HalError> {
+        sequence(op, plan, device.info(), &mut load(device))
     }
 
     fn source_hash(&self, op: &CheckedQuantize, config: &QuantizeConfig) -> u64 {

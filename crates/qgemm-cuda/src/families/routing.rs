@@ -8,9 +8,9 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_hal::abi::{self, RoutingPointers, RoutingShape, dtype_code};
 use qgemm_hal::op::routing::{FLAG_SHARED, workspace_bytes};
 use qgemm_hal::{
-    CheckedRouting, Device, DeviceInfo, Family, Geometry, HalError, KernelId, LaunchSequence, LaunchStep, Operand,
-    Operands, RoutingConfig, RoutingLaunches, RoutingOperand, RoutingSpec, RoutingStep, Scoring, Spec, Unsupported,
-    Variant, WorkspaceLayout,
+    CheckedRouting, Device, DeviceInfo, Families, Family, Geometry, HalError, KernelId, LaunchSequence, LaunchStep,
+    Operand, Operands, RoutingConfig, RoutingLaunches, RoutingOperand, RoutingSpec, RoutingStep, Scoring, Spec,
+    Unsupported, Variant, WorkspaceLayout,
 };
 
 use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
@@ -52,9 +52,12 @@ const LEAST_COUNTED: usize = 256;
 /// more instructions than loads.
 const EFFICIENCY: u32 = 300;
 
+/// Families of `routing`.
+pub(super) const FAMILIES: Families<CheckedRouting> = &[&Routing];
+
 /// The kernel family.
 #[derive(Debug)]
-pub(super) struct Routing;
+struct Routing;
 
 /// Split of the tokens, and the kernels that run.
 #[derive(Debug)]
@@ -284,8 +287,9 @@ fn bound(step: LaunchStep, kind: RoutingStep, op: &CheckedRouting, cut: &Cut) ->
 /// # Errors
 /// [`HalError::WrongDevice`] when the device has no kernel
 /// variant, and errors of `make`.
-pub fn routing_sequence(
+pub(super) fn sequence(
     op: &CheckedRouting,
+    _: &RoutingLaunches,
     info: &DeviceInfo,
     make: &mut MakeKernel<'_>,
 ) -> Result<LaunchSequence, HalError> {
@@ -299,7 +303,7 @@ pub fn routing_sequence(
 /// operation, with no operand bound.
 ///
 /// # Errors
-/// As [`routing_sequence`].
+/// As [`sequence`].
 pub(super) fn list_steps(
     op: &CheckedRouting,
     info: &DeviceInfo,
@@ -358,9 +362,9 @@ impl Family<CheckedRouting> for Routing {
         &self,
         device: &dyn Device,
         op: &CheckedRouting,
-        _: &RoutingLaunches,
+        plan: &RoutingLaunches,
     ) -> Result<LaunchSequence, HalError> {
-        routing_sequence(op, device.info(), &mut load(device))
+        sequence(op, plan, device.info(), &mut load(device))
     }
 
     fn source_hash(&self, op: &CheckedRouting, config: &RoutingConfig) -> u64 {

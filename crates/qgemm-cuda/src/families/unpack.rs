@@ -9,8 +9,8 @@ use qgemm_formats::prepack::PackedLayout;
 use qgemm_formats::{DType, Format, PAIR_ROWS};
 use qgemm_hal::abi::{self, UnpackPointers, UnpackShape, dtype_code};
 use qgemm_hal::{
-    CheckedUnpack, Device, DeviceInfo, Family, Geometry, HalError, KernelId, LaunchSequence, Name, Operand, Operands,
-    Operation, Spec, UnpackConfig, UnpackOperand, UnpackPlan, UnpackSpec, Unsupported, Variant,
+    CheckedUnpack, Device, DeviceInfo, Families, Family, Geometry, HalError, KernelId, LaunchSequence, Name, Operand,
+    Operands, Operation, Spec, UnpackConfig, UnpackOperand, UnpackPlan, UnpackSpec, Unsupported, Variant,
 };
 
 use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
@@ -36,9 +36,12 @@ const EFFICIENCY: u32 = 600;
 /// Maximum CTAs of a launch.
 const MOST_CTAS: u64 = i32::MAX as u64;
 
+/// Families of `unpack`.
+pub(super) const FAMILIES: Families<CheckedUnpack> = &[&Unpack];
+
 /// The kernel family.
 #[derive(Debug)]
-pub(super) struct Unpack;
+struct Unpack;
 
 /// Rows of W that a CTA decodes: one tile per warp.
 fn cta_rows(layout: &PackedLayout) -> u32 {
@@ -122,8 +125,9 @@ fn work(op: &CheckedUnpack, layout: &PackedLayout) -> (u32, u32, u32) {
 /// # Errors
 /// [`HalError::WrongDevice`] when the device has no kernel for the
 /// weight, and errors of `make`.
-pub fn unpack_sequence(
+pub(super) fn sequence(
     op: &CheckedUnpack,
+    _: &UnpackPlan,
     info: &DeviceInfo,
     make: &mut MakeKernel<'_>,
 ) -> Result<LaunchSequence, HalError> {
@@ -188,8 +192,8 @@ impl Family<CheckedUnpack> for Unpack {
         Ok(vec![UnpackConfig { kernel: id(op.format, &layout, variant), efficiency: EFFICIENCY }])
     }
 
-    fn prepare(&self, device: &dyn Device, op: &CheckedUnpack, _: &UnpackPlan) -> Result<LaunchSequence, HalError> {
-        unpack_sequence(op, device.info(), &mut load(device))
+    fn prepare(&self, device: &dyn Device, op: &CheckedUnpack, plan: &UnpackPlan) -> Result<LaunchSequence, HalError> {
+        sequence(op, plan, device.info(), &mut load(device))
     }
 
     fn source_hash(&self, op: &CheckedUnpack, config: &UnpackConfig) -> u64 {

@@ -12,7 +12,8 @@ use super::gemm::WorkspaceLayout;
 use super::{Operation, operands};
 use crate::axis::{KernelDType, axis};
 use crate::caps::Math;
-use crate::kernel_id::{KernelId, spec};
+use crate::error::Unsupported;
+use crate::kernel_id::{KernelId, Spec, spec};
 
 /// Head dimensions are multiples of this.
 pub const HEAD_DIM_STEP: usize = 8;
@@ -605,10 +606,10 @@ impl Hash for CheckedAttention {
 }
 
 impl Operation for CheckedAttention {
-    const NAME: &'static str = "attention";
     type Operand = AttentionOperand;
     type Config = AttentionConfig;
     type Plan = AttentionPlan;
+    const WORKSPACE: Option<AttentionOperand> = Some(AttentionOperand::Workspace);
 
     fn operands(&self) -> Vec<AttentionOperand> {
         use AttentionOperand as O;
@@ -652,5 +653,54 @@ impl Operation for CheckedAttention {
 
     fn macs(&self) -> f64 {
         (self.tokens * self.heads) as f64 * self.keys_seen() * (self.qk_dim + self.v_dim) as f64
+    }
+
+    fn describe(&self) -> String {
+        let Self { sequences, tokens, heads, kv_heads, qk_dim, v_dim, dtype, kv, mask, .. } = self;
+        let masked = if mask.is_some() { ", with a bit mask" } else { "" };
+        format!(
+            "{tokens} tokens of {sequences} sequences in {dtype}, {heads} heads of {qk_dim} and {v_dim} features over {kv_heads} in {kv}{masked}"
+        )
+    }
+
+    fn is_nothing(&self) -> bool {
+        self.sequences == 0 || self.tokens == 0 || self.most_queries() == 0
+    }
+
+    fn config(plan: &AttentionPlan) -> &AttentionConfig {
+        &plan.config
+    }
+
+    fn estimate(plan: &AttentionPlan) -> f64 {
+        plan.estimate
+    }
+
+    fn kernel_id(&self, plan: &AttentionPlan) -> KernelId {
+        plan.config.kernel
+    }
+
+    fn math(plan: &AttentionPlan) -> Option<Math> {
+        Some(plan.config.math)
+    }
+
+    fn workspace_bytes(&self, plan: &AttentionPlan) -> usize {
+        plan.config.workspace_bytes
+    }
+
+    fn noop_config(&self) -> Result<AttentionConfig, Unsupported> {
+        let (qk, v) = (self.qk_dim as u32, self.v_dim as u32);
+        let spec = AttentionSpec::attend(self.kv, [qk, v], 1, 1);
+        Ok(AttentionConfig {
+            kernel: KernelId::new("noop", None, Spec::Attention(spec)),
+            launches: 1,
+            parts: 1,
+            part_keys: self.most_keys as u32,
+            // Operations with many queries have a workspace, so that
+            // higher layers can test with one.
+            workspace_bytes: if self.tokens > 64 { 1024 } else { 0 },
+            math: Math::FmaF32,
+            padding: 1.0,
+            efficiency: (1000, 1000),
+        })
     }
 }

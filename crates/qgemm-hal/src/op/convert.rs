@@ -4,8 +4,9 @@
 use qgemm_formats::DType;
 
 use super::dense::Dense;
-use super::{Operation, operands};
-use crate::kernel_id::{KernelId, spec};
+use super::{Operation, memory_bound, operands};
+use crate::error::Unsupported;
+use crate::kernel_id::{KernelId, Spec, spec};
 
 /// Type and layout conversion: `D[r, c] = X[r, order[c]] · 2^e(r)`,
 /// rounded to nearest even; validated by the API.
@@ -115,7 +116,6 @@ impl CheckedConvert {
 }
 
 impl Operation for CheckedConvert {
-    const NAME: &'static str = "convert";
     type Operand = ConvertOperand;
     type Config = ConvertConfig;
     type Plan = ConvertPlan;
@@ -136,4 +136,35 @@ impl Operation for CheckedConvert {
     fn macs(&self) -> f64 {
         0.0
     }
+
+    fn describe(&self) -> String {
+        let Self { rows, columns, x, d, .. } = self;
+        let layout = if x.col_stride == 1 { "" } else { ", transposed" };
+        let gathers = if self.gathers { ", gathered" } else { "" };
+        format!("{rows} x {columns} from {} to {}{layout}{gathers}", x.dtype, d.dtype)
+    }
+
+    fn is_nothing(&self) -> bool {
+        // Factors of rows without columns are not written, either.
+        self.rows == 0 || self.d_columns == 0
+    }
+
+    fn config(plan: &ConvertPlan) -> &ConvertConfig {
+        &plan.config
+    }
+
+    fn estimate(plan: &ConvertPlan) -> f64 {
+        plan.estimate
+    }
+
+    fn kernel_id(&self, plan: &ConvertPlan) -> KernelId {
+        plan.config.kernel
+    }
+
+    fn noop_config(&self) -> Result<ConvertConfig, Unsupported> {
+        let kernel = KernelId::new("noop", None, Spec::Convert(ConvertSpec::of(self)));
+        Ok(ConvertConfig { kernel, efficiency: 1000 })
+    }
 }
+
+memory_bound!(CheckedConvert, ConvertConfig, ConvertPlan, |_| 1);

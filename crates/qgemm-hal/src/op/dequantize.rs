@@ -4,8 +4,9 @@
 use qgemm_formats::{XFactor, XFormat};
 
 use super::gemm::XPlanes;
-use super::{Operation, operands};
-use crate::kernel_id::{KernelId, spec};
+use super::{Operation, memory_bound, operands};
+use crate::error::Unsupported;
+use crate::kernel_id::{KernelId, Spec, spec};
 
 /// Dequantization: `D[r, c] = (code · scale) · factor` in f32
 /// for every stored column; validated by the API.
@@ -73,7 +74,6 @@ pub struct DequantizePlan {
 }
 
 impl Operation for CheckedDequantize {
-    const NAME: &'static str = "dequantize";
     type Operand = DequantizeOperand;
     type Config = DequantizeConfig;
     type Plan = DequantizePlan;
@@ -99,4 +99,32 @@ impl Operation for CheckedDequantize {
     fn macs(&self) -> f64 {
         0.0
     }
+
+    fn describe(&self) -> String {
+        let Self { rows, columns, format, .. } = self;
+        format!("{rows} x {columns} from {format}")
+    }
+
+    fn is_nothing(&self) -> bool {
+        self.rows == 0 || self.columns == 0
+    }
+
+    fn config(plan: &DequantizePlan) -> &DequantizeConfig {
+        &plan.config
+    }
+
+    fn estimate(plan: &DequantizePlan) -> f64 {
+        plan.estimate
+    }
+
+    fn kernel_id(&self, plan: &DequantizePlan) -> KernelId {
+        plan.config.kernel
+    }
+
+    fn noop_config(&self) -> Result<DequantizeConfig, Unsupported> {
+        let kernel = KernelId::new("noop", None, Spec::Dequantize(DequantizeSpec::of(self)));
+        Ok(DequantizeConfig { kernel, efficiency: 1000 })
+    }
 }
+
+memory_bound!(CheckedDequantize, DequantizeConfig, DequantizePlan, |_| 1);

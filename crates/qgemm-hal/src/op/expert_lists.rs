@@ -4,9 +4,10 @@
 
 use std::ops::Range;
 
-use super::CheckedRouting;
 use super::experts::{CheckedExperts, ExpertForm, ExpertOperand, ExpertsPlan};
-use super::routing::{MOST_EXPERTS, MOST_TOKENS, MOST_TOP_K, RoutingOperand, RoutingSource, STATUS_WORDS, Scoring};
+use super::routing::{
+    CheckedRouting, MOST_EXPERTS, MOST_TOKENS, MOST_TOP_K, RoutingOperand, RoutingSource, STATUS_WORDS, Scoring,
+};
 use crate::sequence::LaunchStep;
 
 /// Alignment of the parts, in bytes.

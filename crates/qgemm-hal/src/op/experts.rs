@@ -11,10 +11,12 @@ use qgemm_formats::DType;
 use super::dense::Dense;
 use super::dequantize::CheckedDequantize;
 use super::expert_lists::list_parts;
-use super::gemm::{COUNTER_BYTES, CheckedGemm, TileConfig, XPlaneRegions, XPlanes, XRegion};
+use super::gemm::{COUNTER_BYTES, CheckedGemm, GemmSpec, TileConfig, XPlaneRegions, XPlanes, XRegion};
 use super::norm::CheckedNorm;
 use super::quantize::CheckedQuantize;
 use super::{Operation, operands};
+use crate::caps::Math;
+use crate::error::Unsupported;
 use crate::kernel_id::{KernelId, Spec, spec};
 use crate::operands::Portion;
 
@@ -422,11 +424,14 @@ impl ExpertsPlan {
     }
 }
 
+/// Kernel identity keys of one product of `experts`.
+pub type ExpertsSpec = GemmSpec;
+
 impl Operation for CheckedExperts {
-    const NAME: &'static str = "experts";
     type Operand = ExpertOperand;
     type Config = ExpertsConfig;
     type Plan = ExpertsPlan;
+    const WORKSPACE: Option<ExpertOperand> = Some(ExpertOperand::Workspace);
 
     fn operands(&self) -> Vec<ExpertOperand> {
         use ExpertOperand as O;
@@ -469,5 +474,43 @@ impl Operation for CheckedExperts {
 
     fn macs(&self) -> f64 {
         self.each.macs()
+    }
+
+    fn describe(&self) -> String {
+        format!("{} products with {} experts, each {}", self.form.name(), self.experts, self.each.describe())
+    }
+
+    fn is_nothing(&self) -> bool {
+        self.each.m == 0
+    }
+
+    fn config(plan: &ExpertsPlan) -> &ExpertsConfig {
+        &plan.config
+    }
+
+    fn estimate(plan: &ExpertsPlan) -> f64 {
+        plan.estimate
+    }
+
+    fn kernel_id(&self, plan: &ExpertsPlan) -> KernelId {
+        plan.config.kernel_id(self)
+    }
+
+    fn math(plan: &ExpertsPlan) -> Option<Math> {
+        Some(plan.config.tile.math)
+    }
+
+    fn workspace_bytes(&self, plan: &ExpertsPlan) -> usize {
+        let own = plan.workspace_bytes;
+        self.each.normed_regions(self.x_rows(), own).map_or(own, |regions| regions.all().end)
+    }
+
+    fn plan_name(&self, family: &str) -> String {
+        self.kernel_name(family)
+    }
+
+    fn noop_config(&self) -> Result<ExpertsConfig, Unsupported> {
+        let tile = self.each.noop_config()?;
+        Ok(ExpertsConfig { tile, grouped: false, scratch_bytes: 0, settles: false })
     }
 }

@@ -8,7 +8,8 @@ use super::gemm::WorkspaceLayout;
 use super::{Operation, operands};
 use crate::axis::axis;
 use crate::caps::Math;
-use crate::kernel_id::{KernelId, spec};
+use crate::error::Unsupported;
+use crate::kernel_id::{KernelId, Spec, spec};
 
 /// Feature counts are multiples of this.
 pub const FEATURE_STEP: usize = 16;
@@ -309,10 +310,10 @@ impl CheckedIndexer {
 }
 
 impl Operation for CheckedIndexer {
-    const NAME: &'static str = "indexer";
     type Operand = IndexerOperand;
     type Config = IndexerConfig;
     type Plan = IndexerLaunch;
+    const WORKSPACE: Option<IndexerOperand> = Some(IndexerOperand::Workspace);
 
     fn operands(&self) -> Vec<IndexerOperand> {
         use IndexerOperand as O;
@@ -345,6 +346,57 @@ impl Operation for CheckedIndexer {
 
     fn macs(&self) -> f64 {
         self.queries as f64 * self.heads as f64 * self.features as f64 * self.most_keys() as f64
+    }
+
+    fn describe(&self) -> String {
+        let Self { queries, heads, features, format, .. } = self;
+        let result = match self.result {
+            IndexerResult::Scores { .. } => "scores".to_owned(),
+            IndexerResult::Best { count } => format!("the best {count}"),
+        };
+        let keys = self.most_keys();
+        format!("{result} of {keys} keys for {queries} queries, {heads} heads of {features} features in {format}")
+    }
+
+    fn is_nothing(&self) -> bool {
+        let columns = match self.result {
+            IndexerResult::Scores { .. } => self.most_keys(),
+            IndexerResult::Best { count } => count,
+        };
+        self.queries == 0 || columns == 0
+    }
+
+    fn config(plan: &IndexerLaunch) -> &IndexerConfig {
+        &plan.config
+    }
+
+    fn estimate(plan: &IndexerLaunch) -> f64 {
+        plan.estimate
+    }
+
+    fn kernel_id(&self, plan: &IndexerLaunch) -> KernelId {
+        plan.config.kernel
+    }
+
+    fn math(plan: &IndexerLaunch) -> Option<Math> {
+        Some(plan.config.math)
+    }
+
+    fn workspace_bytes(&self, plan: &IndexerLaunch) -> usize {
+        plan.config.workspace_bytes
+    }
+
+    fn noop_config(&self) -> Result<IndexerConfig, Unsupported> {
+        let spec = IndexerSpec::of(IndexerStep::Index, self.format, self.features as u32, 1);
+        Ok(IndexerConfig {
+            kernel: KernelId::new("noop", None, Spec::Indexer(spec)),
+            launches: 1,
+            part_queries: self.queries,
+            workspace_bytes: 0,
+            math: Math::FmaF32,
+            padding: 1.0,
+            efficiency: (1000, 1000),
+        })
     }
 }
 

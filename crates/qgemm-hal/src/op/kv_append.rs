@@ -7,8 +7,9 @@ use std::str::FromStr;
 use qgemm_formats::DType;
 
 use super::attention::{Addressing, HeadRows, KvFormat, KvPlaces, KvRows, QueryLengths};
-use super::{Operation, operands};
-use crate::kernel_id::{KernelId, spec};
+use super::{Operation, memory_bound, operands};
+use crate::error::Unsupported;
+use crate::kernel_id::{KernelId, Spec, spec};
 
 /// Which features form a rotary pair within the
 /// first `dim` of a head.
@@ -135,17 +136,17 @@ operands! {
         /// New values.
         NewV: "the new values" Read,
         /// The keys of the cache.
-        K: "the cached keys" Write,
+        K: "the cached keys" State,
         /// The values of the cache.
-        V: "the cached values" Write,
+        V: "the cached values" State,
         /// Factor of each head of cached keys: f32.
         KFactors: "the factors of the keys" Read,
         /// Factor of each head of cached values: f32.
         VFactors: "the factors of the values" Read,
         /// Scale of each block of cached keys: f16, written.
-        KScales: "the scales of the keys" Write,
+        KScales: "the scales of the keys" State,
         /// Scale of each block of cached values: f16, written.
-        VScales: "the scales of the values" Write,
+        VScales: "the scales of the values" State,
         /// Query offsets: u32 `[sequences + 1]`.
         QOffsets: "the offsets of the queries" Read,
         /// Key offsets: u32 `[sequences + 1]`.
@@ -248,7 +249,6 @@ impl CheckedKvAppend {
 }
 
 impl Operation for CheckedKvAppend {
-    const NAME: &'static str = "kv_append";
     type Operand = KvAppendOperand;
     type Config = KvAppendConfig;
     type Plan = KvAppendLaunch;
@@ -295,4 +295,35 @@ impl Operation for CheckedKvAppend {
     fn macs(&self) -> f64 {
         0.0
     }
+
+    fn describe(&self) -> String {
+        let Self { addressing, heads, kv_heads, qk_dim, dtype, kv, .. } = self;
+        let rotated = if self.rotary.is_some() { ", rotated" } else { "" };
+        let tokens = addressing.tokens;
+        format!("{tokens} tokens of {heads} heads and {kv_heads} KV heads x {qk_dim} from {dtype} to {kv}{rotated}")
+    }
+
+    fn is_nothing(&self) -> bool {
+        self.addressing.tokens == 0 || self.addressing.sequences == 0
+    }
+
+    fn config(plan: &KvAppendLaunch) -> &KvAppendConfig {
+        &plan.config
+    }
+
+    fn estimate(plan: &KvAppendLaunch) -> f64 {
+        plan.estimate
+    }
+
+    fn kernel_id(&self, plan: &KvAppendLaunch) -> KernelId {
+        plan.config.kernel
+    }
+
+    fn noop_config(&self) -> Result<KvAppendConfig, Unsupported> {
+        let spec = KvAppendSpec { step: KvAppendStep::All, x: self.dtype, kv: self.kv };
+        let kernel = KernelId::new("noop", None, Spec::KvAppend(spec));
+        Ok(KvAppendConfig { kernel, launches: 1, efficiency: 1000 })
+    }
 }
+
+memory_bound!(CheckedKvAppend, KvAppendConfig, KvAppendLaunch, |config| config.launches);

@@ -10,7 +10,8 @@ use qgemm_formats::{DType, ElementType};
 use super::gemm::{Activation, WorkspaceLayout, XPrecision};
 use super::{Operation, operands};
 use crate::caps::Math;
-use crate::kernel_id::{KernelId, Name, spec};
+use crate::error::Unsupported;
+use crate::kernel_id::{KernelId, Name, Spec, spec};
 
 /// Element format of A or B.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -461,10 +462,10 @@ impl Hash for CheckedMatmul {
 }
 
 impl Operation for CheckedMatmul {
-    const NAME: &'static str = "matmul";
     type Operand = MatmulOperand;
     type Config = MatmulConfig;
     type Plan = MatmulPlan;
+    const WORKSPACE: Option<MatmulOperand> = Some(MatmulOperand::Workspace);
 
     fn operands(&self) -> Vec<MatmulOperand> {
         use MatmulOperand as O;
@@ -497,6 +498,55 @@ impl Operation for CheckedMatmul {
         // Groups share K or the rows.
         let products = if self.k_grouped || self.rows_grouped { 1.0 } else { self.batch as f64 };
         products * self.m as f64 * self.n as f64 * self.k as f64
+    }
+
+    fn describe(&self) -> String {
+        let Self { batch, m, n, k, a, b, .. } = self;
+        format!("{batch} x {m} x {n} x {k}, {}, {} by {}", self.layout(), a.dtype, b.dtype)
+    }
+
+    fn is_nothing(&self) -> bool {
+        self.batch == 0 || self.m == 0 || self.n == 0
+    }
+
+    fn config(plan: &MatmulPlan) -> &MatmulConfig {
+        &plan.config
+    }
+
+    fn estimate(plan: &MatmulPlan) -> f64 {
+        plan.estimate
+    }
+
+    fn kernel_id(&self, plan: &MatmulPlan) -> KernelId {
+        plan.config.kernel
+    }
+
+    fn math(plan: &MatmulPlan) -> Option<Math> {
+        Some(plan.config.math)
+    }
+
+    fn workspace_bytes(&self, plan: &MatmulPlan) -> usize {
+        plan.workspace.bytes
+    }
+
+    fn plan_name(&self, family: &str) -> String {
+        self.kernel_name(family)
+    }
+
+    fn noop_config(&self) -> Result<MatmulConfig, Unsupported> {
+        let (a, b, layout) = (self.a.dtype, self.b.dtype, self.layout());
+        let spec = MatmulSpec { main_loop: Name::new("noop"), a, b, layout, m: 64, n: 64, k: 64 };
+        Ok(MatmulConfig {
+            kernel: KernelId::new("noop", None, Spec::Matmul(spec)),
+            math: Math::FmaF32,
+            tile_m: 64,
+            tile_n: 64,
+            tile_k: 64,
+            ctas_per_unit: 1,
+            max_splits: 4,
+            efficiency: 1000,
+            factor_bytes: 0,
+        })
     }
 }
 

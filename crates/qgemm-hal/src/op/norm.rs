@@ -8,9 +8,10 @@ use qgemm_formats::{DType, XFactor, XFormat, XParts};
 
 use super::dense::Dense;
 use super::gemm::XPlanes;
-use super::{Operation, operands};
+use super::{Operation, memory_bound, operands};
 use crate::axis::KernelDType;
-use crate::kernel_id::{KernelId, spec};
+use crate::error::Unsupported;
+use crate::kernel_id::{KernelId, Spec, spec};
 
 /// Kind of normalization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -364,7 +365,6 @@ impl CheckedNorm {
 }
 
 impl Operation for CheckedNorm {
-    const NAME: &'static str = "norm";
     type Operand = NormOperand;
     type Config = NormConfig;
     type Plan = NormLaunch;
@@ -420,7 +420,36 @@ impl Operation for CheckedNorm {
     fn macs(&self) -> f64 {
         0.0
     }
+
+    fn describe(&self) -> String {
+        let Self { rows, columns, function, x, .. } = self;
+        let added = if self.added.is_some() { ", with a residual" } else { "" };
+        format!("{rows} x {columns} ({}) from {} to {}{added}", function.kind, x.dtype, self.d_format())
+    }
+
+    fn is_nothing(&self) -> bool {
+        self.rows == 0 || self.columns == 0
+    }
+
+    fn config(plan: &NormLaunch) -> &NormConfig {
+        &plan.config
+    }
+
+    fn estimate(plan: &NormLaunch) -> f64 {
+        plan.estimate
+    }
+
+    fn kernel_id(&self, plan: &NormLaunch) -> KernelId {
+        plan.config.kernel
+    }
+
+    fn noop_config(&self) -> Result<NormConfig, Unsupported> {
+        let kernel = KernelId::new("noop", None, Spec::Norm(NormSpec::any(0)));
+        Ok(NormConfig { kernel, efficiency: 1000 })
+    }
 }
+
+memory_bound!(CheckedNorm, NormConfig, NormLaunch, |_| 1);
 
 #[cfg(test)]
 mod tests {

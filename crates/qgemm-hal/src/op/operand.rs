@@ -15,12 +15,16 @@ pub enum Access {
     Write,
     /// Reads and writes.
     Accumulate,
+    /// Writes a part of state that lives across runs, such as
+    /// the new rows of a KV cache. The rest must survive, so
+    /// the operand is no scratch memory between runs.
+    State,
 }
 
 impl Access {
     /// Whether the kernel writes.
     pub const fn writes(self) -> bool {
-        matches!(self, Access::Write | Access::Accumulate)
+        matches!(self, Access::Write | Access::Accumulate | Access::State)
     }
 
     /// Lower-case name.
@@ -30,6 +34,7 @@ impl Access {
             Access::Read => "read",
             Access::Write => "write",
             Access::Accumulate => "accumulate",
+            Access::State => "state",
         }
     }
 }

@@ -6,8 +6,9 @@ use std::str::FromStr;
 
 use qgemm_formats::DType;
 
-use super::{Operation, operands};
-use crate::kernel_id::{KernelId, spec};
+use super::{Operation, memory_bound, operands};
+use crate::error::Unsupported;
+use crate::kernel_id::{KernelId, Spec, spec};
 
 /// Update rule.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -253,7 +254,6 @@ impl CheckedOptimizer {
 }
 
 impl Operation for CheckedOptimizer {
-    const NAME: &'static str = "optimizer";
     type Operand = OptimizerOperand;
     type Config = OptimizerConfig;
     type Plan = OptimizerLaunch;
@@ -275,7 +275,36 @@ impl Operation for CheckedOptimizer {
     fn macs(&self) -> f64 {
         0.0
     }
+
+    fn describe(&self) -> String {
+        let Self { len, rule, gradient, copy, .. } = self;
+        let copy = copy.map_or(String::new(), |dtype| format!(", a copy in {dtype}"));
+        format!("{} of {len} parameters by a gradient in {gradient}{copy}", rule.kind())
+    }
+
+    fn is_nothing(&self) -> bool {
+        self.len == 0
+    }
+
+    fn config(plan: &OptimizerLaunch) -> &OptimizerConfig {
+        &plan.config
+    }
+
+    fn estimate(plan: &OptimizerLaunch) -> f64 {
+        plan.estimate
+    }
+
+    fn kernel_id(&self, plan: &OptimizerLaunch) -> KernelId {
+        plan.config.kernel
+    }
+
+    fn noop_config(&self) -> Result<OptimizerConfig, Unsupported> {
+        let kernel = KernelId::new("noop", None, Spec::Optimizer(OptimizerSpec::new(self.rule.kind())));
+        Ok(OptimizerConfig { kernel, efficiency: 1000 })
+    }
 }
+
+memory_bound!(CheckedOptimizer, OptimizerConfig, OptimizerLaunch, |_| 1);
 
 #[cfg(test)]
 mod tests {

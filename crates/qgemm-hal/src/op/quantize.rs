@@ -3,8 +3,9 @@
 use qgemm_formats::{DType, XFactor, XFormat, XParts};
 
 use super::dense::Dense;
-use super::{Operation, operands};
-use crate::kernel_id::{KernelId, spec};
+use super::{Operation, memory_bound, operands};
+use crate::error::Unsupported;
+use crate::kernel_id::{KernelId, Spec, spec};
 
 /// Quantization of X; validated by the API.
 ///
@@ -101,7 +102,6 @@ pub struct QuantizePlan {
 }
 
 impl Operation for CheckedQuantize {
-    const NAME: &'static str = "quantize";
     type Operand = QuantizeOperand;
     type Config = QuantizeConfig;
     type Plan = QuantizePlan;
@@ -130,4 +130,32 @@ impl Operation for CheckedQuantize {
     fn macs(&self) -> f64 {
         0.0
     }
+
+    fn describe(&self) -> String {
+        let Self { rows, columns, x, format, .. } = self;
+        format!("{rows} x {columns} from {} to {format}", x.dtype)
+    }
+
+    fn is_nothing(&self) -> bool {
+        self.rows == 0 || self.columns == 0
+    }
+
+    fn config(plan: &QuantizePlan) -> &QuantizeConfig {
+        &plan.config
+    }
+
+    fn estimate(plan: &QuantizePlan) -> f64 {
+        plan.estimate
+    }
+
+    fn kernel_id(&self, plan: &QuantizePlan) -> KernelId {
+        plan.config.kernel
+    }
+
+    fn noop_config(&self) -> Result<QuantizeConfig, Unsupported> {
+        let kernel = KernelId::new("noop", None, Spec::Quantize(QuantizeSpec::of(self)));
+        Ok(QuantizeConfig { kernel, efficiency: 1000 })
+    }
 }
+
+memory_bound!(CheckedQuantize, QuantizeConfig, QuantizePlan, |_| 1);

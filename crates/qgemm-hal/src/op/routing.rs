@@ -6,8 +6,9 @@ use std::str::FromStr;
 
 use super::dense::Dense;
 use super::gemm::WorkspaceLayout;
-use super::{Operation, operands};
-use crate::kernel_id::{KernelId, spec};
+use super::{Operation, memory_bound, operands};
+use crate::error::Unsupported;
+use crate::kernel_id::{KernelId, Spec, spec};
 use crate::operands::Portion;
 
 /// Maximum tokens: the kernels' counters have room for every slot.
@@ -293,10 +294,10 @@ impl Hash for CheckedRouting {
 }
 
 impl Operation for CheckedRouting {
-    const NAME: &'static str = "routing";
     type Operand = RoutingOperand;
     type Config = RoutingConfig;
     type Plan = RoutingLaunches;
+    const WORKSPACE: Option<RoutingOperand> = Some(RoutingOperand::Workspace);
 
     fn operands(&self) -> Vec<RoutingOperand> {
         use RoutingOperand as O;
@@ -329,4 +330,41 @@ impl Operation for CheckedRouting {
     fn macs(&self) -> f64 {
         0.0
     }
+
+    fn describe(&self) -> String {
+        let Self { tokens, experts, top_k, .. } = self;
+        format!("{tokens} tokens to {top_k} of {experts} experts")
+    }
+
+    fn is_nothing(&self) -> bool {
+        self.tokens == 0
+    }
+
+    fn config(plan: &RoutingLaunches) -> &RoutingConfig {
+        &plan.config
+    }
+
+    fn estimate(plan: &RoutingLaunches) -> f64 {
+        plan.estimate
+    }
+
+    fn kernel_id(&self, plan: &RoutingLaunches) -> KernelId {
+        plan.config.kernel
+    }
+
+    fn workspace_bytes(&self, plan: &RoutingLaunches) -> usize {
+        plan.config.workspace_bytes
+    }
+
+    fn noop_config(&self) -> Result<RoutingConfig, Unsupported> {
+        let step = if self.logits().is_some() { RoutingStep::TopK } else { RoutingStep::Lists };
+        let spec = RoutingSpec { step, experts: self.experts as u32 };
+        let kernel = KernelId::new("noop", None, Spec::Routing(spec));
+        // Large operations have a workspace, so that higher
+        // layers can test with one.
+        let workspace_bytes = if self.tokens > 64 { 1024 } else { 0 };
+        Ok(RoutingConfig { kernel, launches: 1, workspace_bytes, efficiency: 1000 })
+    }
 }
+
+memory_bound!(CheckedRouting, RoutingConfig, RoutingLaunches, |config| config.launches);

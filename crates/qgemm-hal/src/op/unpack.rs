@@ -6,8 +6,9 @@ use qgemm_formats::prepack::FragmentLayout;
 use qgemm_formats::{DType, Format};
 
 use super::dense::Dense;
-use super::{Operation, operands};
-use crate::kernel_id::{KernelId, Name, spec};
+use super::{Operation, memory_bound, operands};
+use crate::error::Unsupported;
+use crate::kernel_id::{KernelId, Name, Spec, spec};
 
 /// Transposed rows of W: `D[i, n] = W[n, first + i]`
 /// with row scales applied, rounded once to nearest even; validated by
@@ -112,7 +113,6 @@ impl CheckedUnpack {
 }
 
 impl Operation for CheckedUnpack {
-    const NAME: &'static str = "unpack";
     type Operand = UnpackOperand;
     type Config = UnpackConfig;
     type Plan = UnpackPlan;
@@ -135,7 +135,39 @@ impl Operation for CheckedUnpack {
     fn macs(&self) -> f64 {
         0.0
     }
+
+    fn describe(&self) -> String {
+        let Self { out_features, features, format, d, .. } = self;
+        format!("{out_features} x {features} {} to {}", format.name, d.dtype)
+    }
+
+    fn is_nothing(&self) -> bool {
+        self.out_features == 0 || self.features == 0
+    }
+
+    fn config(plan: &UnpackPlan) -> &UnpackConfig {
+        &plan.config
+    }
+
+    fn estimate(plan: &UnpackPlan) -> f64 {
+        plan.estimate
+    }
+
+    fn kernel_id(&self, plan: &UnpackPlan) -> KernelId {
+        plan.config.kernel
+    }
+
+    fn plan_name(&self, family: &str) -> String {
+        self.kernel_name(family)
+    }
+
+    fn noop_config(&self) -> Result<UnpackConfig, Unsupported> {
+        let spec = UnpackSpec { main_loop: Name::new("noop"), w: self.format, n: 64 };
+        Ok(UnpackConfig { kernel: KernelId::new("noop", None, Spec::Unpack(spec)), efficiency: 1000 })
+    }
 }
+
+memory_bound!(CheckedUnpack, UnpackConfig, UnpackPlan, |_| 1);
 
 #[cfg(test)]
 mod tests {

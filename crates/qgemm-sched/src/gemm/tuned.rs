@@ -180,7 +180,7 @@ impl TunedTable {
         source_hash: u64,
         seconds: f64,
     ) -> bool {
-        let kernel = op.kernel(plan);
+        let kernel = op.kernel_id(plan);
         let Some(key) = ProblemKey::of(info, op).filter(|_| op.stands_for_its_range()) else { return false };
         let key = (key, kernel.family.to_string());
         let is_faster = |known: &MeasuredKernel| known.source_hash == source_hash && known.seconds <= seconds;

@@ -28,6 +28,10 @@ impl Suite for GradientSuite {
         "gradient"
     }
 
+    fn summary(&self) -> &'static str {
+        "Gradient through a packed weight: dX = dY·W"
+    }
+
     fn groups(&self) -> Vec<Group> {
         groups::GROUPS.iter().map(|&(group, _)| group).collect()
     }

@@ -190,8 +190,9 @@ fn run_on(
         false => RoutingArgs::of_ids(given, of_lists, of_status),
         true => {
             let (ids, weights) = (ids.slice_mut(slots.range())?, weights.slice_mut(slots.range())?);
-            let args = RoutingArgs::of_logits(given, ids, weights, of_status);
-            RoutingArgs { lists: case.lists.then_some(of_lists), ..args }
+            let mut args = RoutingArgs::of_logits(given, ids, weights, of_status);
+            args.lists = case.lists.then_some(of_lists);
+            args
         }
     };
     args.bias = if case.bias { Some(bias.slice(stored.bias.range())?) } else { None };

@@ -12,9 +12,9 @@ use std::sync::{Arc, LazyLock};
 use bytemuck::{Pod, Zeroable};
 use qgemm_hal::abi::dtype_code;
 use qgemm_hal::{
-    AttentionConfig, AttentionFamilies, AttentionOperand, AttentionPlan, AttentionSpec, AttentionStep,
-    CheckedAttention, Device, DeviceInfo, Family, Geometry, HalError, HeadRows, Kernel, KernelDType, KernelId,
-    KvPlaces, LaunchSequence, LaunchStep, Math, Operand, Operands, Paging, QueryLengths, Spec, Stream, Unsupported,
+    AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, AttentionStep, CheckedAttention, Device,
+    DeviceInfo, Families, Family, Geometry, HalError, HeadRows, Kernel, KernelDType, KernelId, KvPlaces,
+    LaunchSequence, LaunchStep, Math, Operand, Operands, Paging, QueryLengths, Spec, Stream, Unsupported,
 };
 
 use super::dispatch::{Dispatch, MARGIN, MAX_GROUPS, submit, too_large};
@@ -27,7 +27,7 @@ use crate::shader::{ATTENTION_TEXTS, Shader, compose_attention};
 use crate::shared::Shared;
 
 /// wgpu families of `attention`.
-pub(super) const FAMILIES: AttentionFamilies = &[&Attention];
+pub(super) const FAMILIES: Families<CheckedAttention> = &[&Attention];
 
 /// Kernel interface: the operands of `shaders/attention.wgsl`.
 pub(crate) const INTERFACE: Interface = Interface {

@@ -7,9 +7,8 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_formats::DType;
 use qgemm_hal::abi::{ConvertShape, FLAG_K_ORDER, FLAG_X_ALIGNED16, FLAG_X_FACTOR};
 use qgemm_hal::{
-    CheckedConvert, ConvertConfig, ConvertFamilies, ConvertOperand, ConvertPlan, ConvertSpec, Device, DeviceInfo,
-    Family, Geometry, HalError, Kernel, KernelId, LaunchSequence, LaunchStep, Operand, Operands, Spec, Stream,
-    Unsupported,
+    CheckedConvert, ConvertConfig, ConvertOperand, ConvertPlan, ConvertSpec, Device, DeviceInfo, Families, Family,
+    Geometry, HalError, Kernel, KernelId, LaunchSequence, LaunchStep, Operand, Operands, Spec, Stream, Unsupported,
 };
 
 use super::dispatch::{Dispatch, MARGIN, MAX_GROUPS, rows_that_fit, stride, submit, too_large};
@@ -23,7 +22,7 @@ use crate::shader::{CONVERT_TEXTS, compose_convert};
 use crate::shared::Shared;
 
 /// wgpu families of `convert`.
-pub(super) const FAMILIES: ConvertFamilies = &[&Convert];
+pub(super) const FAMILIES: Families<CheckedConvert> = &[&Convert];
 
 /// Kernel interface: the operands of `shaders/convert_params.wgsl`, with
 /// the binding numbers of products.

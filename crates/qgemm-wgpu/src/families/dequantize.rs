@@ -8,8 +8,8 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_formats::{XFactor, XParts};
 use qgemm_hal::abi::DequantizeShape;
 use qgemm_hal::{
-    CheckedDequantize, DequantizeConfig, DequantizeFamilies, DequantizeOperand, DequantizePlan, DequantizeSpec, Device,
-    DeviceInfo, Family, Geometry, HalError, Kernel, KernelId, LaunchSequence, LaunchStep, Operand, Operands, Operation,
+    CheckedDequantize, DequantizeConfig, DequantizeOperand, DequantizePlan, DequantizeSpec, Device, DeviceInfo,
+    Families, Family, Geometry, HalError, Kernel, KernelId, LaunchSequence, LaunchStep, Operand, Operands, Operation,
     Spec, Stream, Unsupported,
 };
 
@@ -22,7 +22,7 @@ use crate::shader::{DEQUANTIZE_TEXTS, compose_dequantize};
 use crate::shared::Shared;
 
 /// wgpu families of `dequantize`.
-pub(super) const FAMILIES: DequantizeFamilies = &[&Dequantize];
+pub(super) const FAMILIES: Families<CheckedDequantize> = &[&Dequantize];
 
 /// Kernel interface: the operands of `shaders/dequantize.wgsl`.
 pub(crate) const INTERFACE: Interface = Interface {

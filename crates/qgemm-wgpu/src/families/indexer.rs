@@ -8,7 +8,7 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_formats::DType;
 use qgemm_hal::abi::dtype_code;
 use qgemm_hal::{
-    CheckedIndexer, Device, DeviceInfo, Family, Geometry, HalError, IndexerConfig, IndexerFamilies, IndexerKeys,
+    CheckedIndexer, Device, DeviceInfo, Families, Family, Geometry, HalError, IndexerConfig, IndexerKeys,
     IndexerLaunch, IndexerOperand, IndexerResult, IndexerSpec, IndexerStep, Kernel, KernelId, KvFormat, LaunchSequence,
     LaunchStep, Math, Operand, Operands, Operation, Paging, Spec, Stream, Unsupported, WorkspaceLayout,
 };
@@ -22,7 +22,7 @@ use crate::shader::{INDEXER_TEXTS, Shader, compose_indexer};
 use crate::shared::Shared;
 
 /// wgpu families of `indexer`.
-pub(super) const FAMILIES: IndexerFamilies = &[&Indexer];
+pub(super) const FAMILIES: Families<CheckedIndexer> = &[&Indexer];
 
 /// Interface of the scoring kernel: the operands of
 /// `shaders/indexer_score.wgsl`.

@@ -7,10 +7,10 @@ use std::sync::{Arc, LazyLock};
 use bytemuck::{Pod, Zeroable};
 use qgemm_hal::abi::dtype_code;
 use qgemm_hal::{
-    Addressing, CheckedKvAppend, Device, DeviceInfo, Family, Geometry, HalError, HeadRows, Kernel, KernelId,
-    KvAppendConfig, KvAppendFamilies, KvAppendLaunch, KvAppendOperand, KvAppendSpec, KvAppendStep, KvPlaces, KvRows,
-    LaunchSequence, LaunchStep, Operand, Operands, Operation, Paging, QueryLengths, RotaryAngles, RotaryPairs, Spec,
-    Stream, Unsupported,
+    Addressing, CheckedKvAppend, Device, DeviceInfo, Families, Family, Geometry, HalError, HeadRows, Kernel, KernelId,
+    KvAppendConfig, KvAppendLaunch, KvAppendOperand, KvAppendSpec, KvAppendStep, KvPlaces, KvRows, LaunchSequence,
+    LaunchStep, Operand, Operands, Operation, Paging, QueryLengths, RotaryAngles, RotaryPairs, Spec, Stream,
+    Unsupported,
 };
 
 use super::dispatch::{Dispatch, MARGIN, MAX_GROUPS, submit, too_large};
@@ -23,7 +23,7 @@ use crate::shader::{KV_APPEND_TEXTS, Shader, compose_kv_append};
 use crate::shared::Shared;
 
 /// wgpu families of `kv_append`.
-pub(super) const FAMILIES: KvAppendFamilies = &[&KvAppend];
+pub(super) const FAMILIES: Families<CheckedKvAppend> = &[&KvAppend];
 
 /// Kernel interface: the operands of `shaders/kv_append.wgsl`.
 pub(crate) const INTERFACE: Interface = Interface {

@@ -11,9 +11,9 @@ use qgemm_hal::abi::{
     dtype_code,
 };
 use qgemm_hal::{
-    BatchedDense, CheckedMatmul, Device, DeviceInfo, FactorFormat, Family, Geometry, HalError, Kernel, KernelId,
-    LaunchSequence, LaunchStep, Math, MatmulConfig, MatmulFamilies, MatmulLayout, MatmulOperand, MatmulPlan,
-    MatmulSpec, Name, Operand, Operands, Operation, Spec, Stream, Unsupported,
+    BatchedDense, CheckedMatmul, Device, DeviceInfo, FactorFormat, Families, Family, Geometry, HalError, Kernel,
+    KernelId, LaunchSequence, LaunchStep, Math, MatmulConfig, MatmulLayout, MatmulOperand, MatmulPlan, MatmulSpec,
+    Name, Operand, Operands, Operation, Spec, Stream, Unsupported,
 };
 
 use super::dispatch::{Dispatch, MARGIN, MAX_GROUPS, stride, submit, too_large};
@@ -26,7 +26,7 @@ use crate::shader::{MATMUL_TEXTS, compose_matmul};
 use crate::shared::Shared;
 
 /// wgpu families of `matmul`.
-pub(super) const FAMILIES: MatmulFamilies = &[&Matmul];
+pub(super) const FAMILIES: Families<CheckedMatmul> = &[&Matmul];
 
 /// Kernel interface: the operands of `shaders/matmul_params.wgsl`.
 pub(crate) const INTERFACE: Interface = Interface {

@@ -5,6 +5,7 @@ pub(crate) mod convert;
 pub(crate) mod dequantize;
 mod dispatch;
 pub(crate) mod experts;
+mod gather_rows;
 pub(crate) mod gemm;
 pub(crate) mod indexer;
 pub(crate) mod kv_append;
@@ -20,54 +21,60 @@ mod unpack;
 
 use std::sync::Arc;
 
-use qgemm_hal::{Catalog, Device, HalError};
+use qgemm_hal::{Catalog, Device, HalError, with_operations};
 
 use crate::device::WgpuDevice;
 use crate::pipeline::Interface;
 use crate::shared::Shared;
 
-/// Families of wgpu devices.
-pub(crate) const CATALOG: Catalog = Catalog {
-    gemm: gemm::FAMILIES,
-    convert: convert::FAMILIES,
-    experts: experts::FAMILIES,
-    routing: routing::FAMILIES,
-    matmul: matmul::FAMILIES,
-    quantize: quantize::FAMILIES,
-    dequantize: dequantize::FAMILIES,
-    attention: attention::FAMILIES,
-    norm: norm::FAMILIES,
-    kv_append: kv_append::FAMILIES,
-    indexer: indexer::FAMILIES,
-    unpack: unpack::FAMILIES,
-    optimizer: optimizer::FAMILIES,
-};
+macro_rules! catalog {
+    ($($name:ident: $op:ident($($part:ident),*) [$($text:literal $spec:ident($keys:ident)),*] $summary:literal,)*) => {
+        /// Families of wgpu devices.
+        pub(crate) const CATALOG: Catalog = Catalog { $($name: $name::FAMILIES,)* };
+    };
+}
+with_operations!(catalog);
 
-/// Kernel interfaces of all operations.
-pub(crate) static INTERFACES: &[&Interface] = &[
-    &gemm::INTERFACE,
-    &convert::INTERFACE,
-    &experts::INTERFACE,
-    &experts::CHECK_INTERFACE,
-    &experts::GATHER_INTERFACE,
-    &experts::COMBINE_INTERFACE,
-    &routing::TOP_K_INTERFACE,
-    &routing::LISTS_INTERFACE,
-    &matmul::INTERFACE,
-    &quantize::INTERFACE,
-    &dequantize::INTERFACE,
-    &attention::INTERFACE,
-    &attention::MASKED_INTERFACE,
-    &attention::CODES_INTERFACE,
-    &norm::INTERFACE,
-    &norm::QUANTIZED_INTERFACE,
-    &kv_append::INTERFACE,
-    &kv_append::FACTOR_INTERFACE,
-    &kv_append::BLOCKS_INTERFACE,
-    &indexer::SCORE_INTERFACE,
-    &indexer::CHOOSE_INTERFACE,
-    &optimizer::INTERFACE,
-];
+macro_rules! interfaces {
+    ($($interface:path,)*) => {
+        /// Kernel interfaces of all operations.
+        pub(crate) static INTERFACES: &[&Interface] = &[$(&$interface,)*];
+
+        const _: () = {
+            let all = [$(&$interface,)*];
+            let mut i = 0;
+            while i < all.len() {
+                assert!(all[i].params_bytes <= PARAMS_BYTES && all[i].bindings.len() <= STORAGE_BUFFERS as usize);
+                i += 1;
+            }
+        };
+    };
+}
+interfaces! {
+    gemm::INTERFACE,
+    convert::INTERFACE,
+    experts::INTERFACE,
+    experts::CHECK_INTERFACE,
+    experts::GATHER_INTERFACE,
+    experts::COMBINE_INTERFACE,
+    routing::TOP_K_INTERFACE,
+    routing::LISTS_INTERFACE,
+    matmul::INTERFACE,
+    quantize::INTERFACE,
+    dequantize::INTERFACE,
+    attention::INTERFACE,
+    attention::MASKED_INTERFACE,
+    attention::CODES_INTERFACE,
+    norm::INTERFACE,
+    norm::QUANTIZED_INTERFACE,
+    kv_append::INTERFACE,
+    kv_append::FACTOR_INTERFACE,
+    kv_append::BLOCKS_INTERFACE,
+    indexer::SCORE_INTERFACE,
+    indexer::CHOOSE_INTERFACE,
+    optimizer::INTERFACE,
+    gather_rows::STATUS_INTERFACE,
+}
 
 /// Maximum bytes of parameters. A quarter of the 128 bytes of
 /// immediates that adapters support stays free.
@@ -75,38 +82,6 @@ pub(crate) const PARAMS_BYTES: u32 = 96;
 
 /// Maximum storage buffers of a kernel.
 pub(crate) const STORAGE_BUFFERS: u32 = 9;
-
-const _: () = {
-    let all = [
-        &gemm::INTERFACE,
-        &convert::INTERFACE,
-        &experts::INTERFACE,
-        &experts::CHECK_INTERFACE,
-        &experts::GATHER_INTERFACE,
-        &experts::COMBINE_INTERFACE,
-        &routing::TOP_K_INTERFACE,
-        &routing::LISTS_INTERFACE,
-        &matmul::INTERFACE,
-        &quantize::INTERFACE,
-        &dequantize::INTERFACE,
-        &attention::INTERFACE,
-        &attention::MASKED_INTERFACE,
-        &attention::CODES_INTERFACE,
-        &norm::INTERFACE,
-        &norm::QUANTIZED_INTERFACE,
-        &kv_append::INTERFACE,
-        &kv_append::FACTOR_INTERFACE,
-        &kv_append::BLOCKS_INTERFACE,
-        &indexer::SCORE_INTERFACE,
-        &indexer::CHOOSE_INTERFACE,
-        &optimizer::INTERFACE,
-    ];
-    let mut i = 0;
-    while i < all.len() {
-        assert!(all[i].params_bytes <= PARAMS_BYTES && all[i].bindings.len() <= STORAGE_BUFFERS as usize);
-        i += 1;
-    }
-};
 
 /// Shared state of a device, which must belong to this backend.
 fn shared_of<'d>(device: &'d dyn Device, what: &'static str) -> Result<&'d Arc<Shared>, HalError> {

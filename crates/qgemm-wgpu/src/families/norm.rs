@@ -11,8 +11,8 @@ use qgemm_hal::abi::{
     dtype_code,
 };
 use qgemm_hal::{
-    CheckedNorm, Dense, Device, DeviceInfo, Family, Geometry, HalError, Kernel, KernelId, LaunchSequence, LaunchStep,
-    NormConfig, NormFamilies, NormKind, NormLaunch, NormOperand, NormQuantizeSpec, NormSpec, Operand, Operands,
+    CheckedNorm, Dense, Device, DeviceInfo, Families, Family, Geometry, HalError, Kernel, KernelId, LaunchSequence,
+    LaunchStep, NormConfig, NormKind, NormLaunch, NormOperand, NormQuantizeSpec, NormSpec, Operand, Operands,
     Operation, QuantizedD, Spec, Stream, Unsupported, XPlace, XPlanes,
 };
 
@@ -26,7 +26,7 @@ use crate::shader::{NORM_TEXTS, compose_norm, compose_norm_quantized};
 use crate::shared::Shared;
 
 /// wgpu families of `norm`.
-pub(super) const FAMILIES: NormFamilies = &[&Norm];
+pub(super) const FAMILIES: Families<CheckedNorm> = &[&Norm];
 
 /// Kernel interface: the operands of
 /// `shaders/norm_params.wgsl` and `norm_d_params.wgsl`.

@@ -7,8 +7,8 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_formats::DType;
 use qgemm_hal::abi::{FLAG_COPY, OptimizerShape, dtype_code};
 use qgemm_hal::{
-    CheckedOptimizer, Device, DeviceInfo, Family, Geometry, HalError, Kernel, KernelId, LaunchSequence, LaunchStep,
-    MomentFactors, Operand, Operands, Operation, OptimizerConfig, OptimizerFamilies, OptimizerLaunch, OptimizerOperand,
+    CheckedOptimizer, Device, DeviceInfo, Families, Family, Geometry, HalError, Kernel, KernelId, LaunchSequence,
+    LaunchStep, MomentFactors, Operand, Operands, Operation, OptimizerConfig, OptimizerLaunch, OptimizerOperand,
     OptimizerSpec, Spec, StepFactors, Stream, Unsupported, UpdateKind,
 };
 
@@ -21,7 +21,7 @@ use crate::shader::{OPTIMIZER_TEXTS, compose_optimizer};
 use crate::shared::Shared;
 
 /// wgpu families of `optimizer`.
-pub(super) const FAMILIES: OptimizerFamilies = &[&Optimizer];
+pub(super) const FAMILIES: Families<CheckedOptimizer> = &[&Optimizer];
 
 /// Kernel interface: the operands of `shaders/optimizer.wgsl`.
 pub(crate) const INTERFACE: Interface = Interface {

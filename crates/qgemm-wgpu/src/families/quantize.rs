@@ -7,8 +7,8 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_formats::{ScaleType, XCode, XFactor, XParts};
 use qgemm_hal::abi::{FLAG_X_ALIGNED16, QuantizeShape};
 use qgemm_hal::{
-    CheckedQuantize, Device, DeviceInfo, Family, Geometry, HalError, Kernel, KernelId, LaunchSequence, LaunchStep,
-    Operand, Operands, Operation, QuantizeConfig, QuantizeFamilies, QuantizeOperand, QuantizePlan, QuantizeSpec, Spec,
+    CheckedQuantize, Device, DeviceInfo, Families, Family, Geometry, HalError, Kernel, KernelId, LaunchSequence,
+    LaunchStep, Operand, Operands, Operation, QuantizeConfig, QuantizeOperand, QuantizePlan, QuantizeSpec, Spec,
     Stream, Unsupported,
 };
 
@@ -22,7 +22,7 @@ use crate::shader::{QUANTIZE_TEXTS, compose_quantize};
 use crate::shared::Shared;
 
 /// wgpu families of `quantize`.
-pub(super) const FAMILIES: QuantizeFamilies = &[&Quantize];
+pub(super) const FAMILIES: Families<CheckedQuantize> = &[&Quantize];
 
 /// Kernel interface: the operands of `shaders/quantize_params.wgsl`.
 pub(crate) const INTERFACE: Interface = Interface {

@@ -8,9 +8,9 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_hal::abi::{FLAG_BIAS, FLAG_GIVEN_IDS, FLAG_LISTS, FLAG_RENORMALIZE, FLAG_SIGMOID, RoutingShape, dtype_code};
 use qgemm_hal::op::routing::{FLAG_SHARED, STATUS_WORDS, workspace_bytes};
 use qgemm_hal::{
-    CheckedRouting, Device, DeviceInfo, Family, Geometry, HalError, Kernel, KernelId, LaunchSequence, LaunchStep,
-    Operand, Operands, RoutingConfig, RoutingFamilies, RoutingLaunches, RoutingOperand, RoutingSpec, RoutingStep,
-    Scoring, Spec, Stream, Unsupported, WorkspaceLayout,
+    CheckedRouting, Device, DeviceInfo, Families, Family, Geometry, HalError, Kernel, KernelId, LaunchSequence,
+    LaunchStep, Operand, Operands, RoutingConfig, RoutingLaunches, RoutingOperand, RoutingSpec, RoutingStep, Scoring,
+    Spec, Stream, Unsupported, WorkspaceLayout,
 };
 
 use super::dispatch::{Dispatch, MARGIN, MAX_GROUPS, rows_that_fit, stride, submit, too_large};
@@ -22,7 +22,7 @@ use crate::shader::{ROUTING_TEXTS, compose_routing};
 use crate::shared::Shared;
 
 /// wgpu families of `routing`.
-pub(super) const FAMILIES: RoutingFamilies = &[&Routing];
+pub(super) const FAMILIES: Families<CheckedRouting> = &[&Routing];
 
 /// Interface of the top-k kernel: the operands of
 /// `shaders/routing_top_k.wgsl`.

@@ -6,8 +6,8 @@ use std::sync::{Arc, LazyLock};
 use qgemm_formats::DType;
 use qgemm_hal::abi::{FLAG_GATED, FLAG_K_ORDER, FLAG_ROW_SCALE, GemmShape};
 use qgemm_hal::{
-    CheckedUnpack, Device, DeviceInfo, Family, Geometry, HalError, Kernel, KernelId, LaunchSequence, LaunchStep, Name,
-    Operand, Operands, Operation, Spec, Stream, UnpackConfig, UnpackFamilies, UnpackOperand, UnpackPlan, UnpackSpec,
+    CheckedUnpack, Device, DeviceInfo, Families, Family, Geometry, HalError, Kernel, KernelId, LaunchSequence,
+    LaunchStep, Name, Operand, Operands, Operation, Spec, Stream, UnpackConfig, UnpackOperand, UnpackPlan, UnpackSpec,
     Unsupported,
 };
 
@@ -24,7 +24,7 @@ use crate::shared::Shared;
 use crate::weight_code::{CLASS, WeightCode};
 
 /// wgpu families of `unpack`.
-pub(super) const FAMILIES: UnpackFamilies = &[&Unpack];
+pub(super) const FAMILIES: Families<CheckedUnpack> = &[&Unpack];
 
 /// Family name.
 const NAME: &str = "unpack";

@@ -13,9 +13,9 @@ use bytemuck::AnyBitPattern;
 use qgemm_formats::DType;
 use qgemm_hal::op::attention::MOST_HEAD_DIM;
 use qgemm_hal::{
-    AttentionConfig, AttentionFamilies, AttentionOperand, AttentionPlan, AttentionSpec, CheckedAttention, Device,
-    DeviceId, DeviceInfo, Family, Geometry, HalError, HeadRows, HostMemory, HostStream, Kernel, KernelId,
-    LaunchSequence, LaunchStep, Math, Operand, Operands, Operation, Spec, Stream, Unsupported,
+    AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, CheckedAttention, Device, DeviceId, DeviceInfo,
+    Families, Family, Geometry, HalError, HeadRows, HostMemory, HostStream, Kernel, KernelId, LaunchSequence,
+    LaunchStep, Math, Operand, Operands, Operation, Spec, Stream, Unsupported,
 };
 use rayon::prelude::*;
 
@@ -58,7 +58,7 @@ fn parts(op: &CheckedAttention) -> (usize, usize) {
 }
 
 /// Families of the CPU.
-pub static FAMILIES: AttentionFamilies = &[&ATTENTION];
+pub const FAMILIES: Families<CheckedAttention> = &[&ATTENTION];
 
 /// The family `attention`.
 pub static ATTENTION: AttentionFamily = AttentionFamily;

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use qgemm_formats::XFormat;
 use qgemm_formats::prepack::{FragmentLayout, PackedLayout};
 use qgemm_hal::{
-    CheckedGemm, Dense, Device, DeviceId, DeviceInfo, GemmFamilies, GemmOperand, Geometry, HalError, HostStream,
-    Kernel, LaunchPlan, LaunchSequence, LaunchStep, Math, Operands, Schedule, Stream, TileConfig, Unsupported,
+    CheckedGemm, Dense, Device, DeviceId, DeviceInfo, Families, GemmOperand, Geometry, HalError, HostStream, Kernel,
+    LaunchPlan, LaunchSequence, LaunchStep, Math, Operands, Schedule, Stream, TileConfig, Unsupported,
 };
 
 use crate::device::CpuDevice;
@@ -26,7 +26,7 @@ pub use fma::{GEMM, GemmFamily};
 pub use int8::{GEMM_INT8, GemmInt8Family};
 
 /// Families of the CPU.
-pub static FAMILIES: GemmFamilies = &[&GEMM, &GEMM_INT8];
+pub const FAMILIES: Families<CheckedGemm> = &[&GEMM, &GEMM_INT8];
 
 /// Checks the requirement of every family: weights packed for vectors.
 ///

@@ -16,9 +16,9 @@ mod slope;
 use std::sync::Arc;
 
 use qgemm_hal::{
-    CheckedMatmul, Device, DeviceId, DeviceInfo, Family, Geometry, HalError, HostStream, Kernel, KernelId,
-    LaunchSequence, LaunchStep, Math, MatmulConfig, MatmulFamilies, MatmulOperand, MatmulPlan, MatmulSpec, Name,
-    Operands, Spec, Stream, Unsupported,
+    CheckedMatmul, Device, DeviceId, DeviceInfo, Families, Family, Geometry, HalError, HostStream, Kernel, KernelId,
+    LaunchSequence, LaunchStep, Math, MatmulConfig, MatmulOperand, MatmulPlan, MatmulSpec, Name, Operands, Spec,
+    Stream, Unsupported,
 };
 
 use crate::device::CpuDevice;
@@ -29,7 +29,7 @@ use cut::{Cut, PANEL_ROWS};
 use job::{Job, STEP};
 
 /// Families of the CPU.
-pub static FAMILIES: MatmulFamilies = &[&MATMUL];
+pub const FAMILIES: Families<CheckedMatmul> = &[&MATMUL];
 
 /// The family `matmul`.
 pub static MATMUL: MatmulFamily = MatmulFamily;

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use bytemuck::{AnyBitPattern, NoUninit};
 use qgemm_hal::op::routing::{STATUS_FINE, STATUS_WORDS};
 use qgemm_hal::{
-    CheckedRouting, Device, DeviceId, DeviceInfo, Family, Geometry, HalError, HostMemory, HostStream, Kernel, KernelId,
-    LaunchSequence, LaunchStep, Operand, Operands, RoutingConfig, RoutingFamilies, RoutingLaunches, RoutingOperand,
+    CheckedRouting, Device, DeviceId, DeviceInfo, Families, Family, Geometry, HalError, HostMemory, HostStream, Kernel,
+    KernelId, LaunchSequence, LaunchStep, Operand, Operands, RoutingConfig, RoutingLaunches, RoutingOperand,
     RoutingSpec, RoutingStep, Spec, Stream, Unsupported,
 };
 use rayon::prelude::*;
@@ -31,7 +31,7 @@ const SERIAL: usize = 1 << 14;
 const CHUNKS_A_THREAD: usize = 4;
 
 /// Families of the CPU.
-pub static FAMILIES: RoutingFamilies = &[&ROUTING];
+pub const FAMILIES: Families<CheckedRouting> = &[&ROUTING];
 
 /// The family `routing`.
 pub static ROUTING: RoutingFamily = RoutingFamily;

@@ -160,7 +160,7 @@ impl Family<CheckedAttention> for AttentionCpAsync {
         op: &CheckedAttention,
         plan: &AttentionPlan,
     ) -> Result<LaunchSequence, HalError> {
-        super::attention_sequence(op, plan, device.info(), &mut load(device))
+        super::sequence(op, plan, device.info(), &mut load(device))
     }
 
     fn source_hash(&self, _: &CheckedAttention, config: &AttentionConfig) -> u64 {

@@ -315,7 +315,7 @@ impl Family<CheckedAttention> for AttentionDecode {
         op: &CheckedAttention,
         plan: &AttentionPlan,
     ) -> Result<LaunchSequence, HalError> {
-        super::attention_sequence(op, plan, device.info(), &mut load(device))
+        super::sequence(op, plan, device.info(), &mut load(device))
     }
 
     fn source_hash(&self, _: &CheckedAttention, config: &AttentionConfig) -> u64 {

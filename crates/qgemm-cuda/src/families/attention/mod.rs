@@ -13,7 +13,7 @@ mod tile_lists;
 mod wgmma;
 
 use qgemm_hal::{
-    AttentionConfig, AttentionFamilies, AttentionPlan, AttentionSpec, CheckedAttention, DeviceInfo, HalError, KernelId,
+    AttentionConfig, AttentionPlan, AttentionSpec, CheckedAttention, DeviceInfo, Families, HalError, KernelId,
     LaunchSequence, Math, Spec, Unsupported, Variant,
 };
 
@@ -21,7 +21,7 @@ use super::kernel_launch::{MakeKernel, unknown_family};
 use crate::spec::KernelSpec;
 
 /// Families of CUDA devices.
-pub(super) const FAMILIES: AttentionFamilies = &[
+pub(super) const FAMILIES: Families<CheckedAttention> = &[
     &simt::AttentionSimt,
     &mma::AttentionMma,
     &decode::AttentionDecode,
@@ -136,7 +136,7 @@ fn check_invariant(family: &str, op: &CheckedAttention, info: &DeviceInfo) -> Re
 /// [`HalError::WrongDevice`] when the device has no kernel
 /// variant, [`HalError::KernelUnavailable`] when the plan is of
 /// another backend's family, and errors of `make`.
-pub fn attention_sequence(
+pub(super) fn sequence(
     op: &CheckedAttention,
     plan: &AttentionPlan,
     info: &DeviceInfo,

@@ -223,7 +223,7 @@ impl Family<CheckedAttention> for AttentionSimt {
         op: &CheckedAttention,
         plan: &AttentionPlan,
     ) -> Result<LaunchSequence, HalError> {
-        super::attention_sequence(op, plan, device.info(), &mut load(device))
+        super::sequence(op, plan, device.info(), &mut load(device))
     }
 
     fn source_hash(&self, op: &CheckedAttention, config: &AttentionConfig) -> u64 {

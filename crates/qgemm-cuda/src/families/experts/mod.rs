@@ -18,8 +18,8 @@ use qgemm_formats::{DType, Format};
 use qgemm_hal::abi::{ExpertCombine, FLAG_D_ALIGNED16, FLAG_RESIDUAL_ALIGNED16, TileSchedule, dtype_code};
 use qgemm_hal::{
     CheckedExperts, CheckedGemm, Device, DeviceInfo, ExpertForm, ExpertOperand, ExpertStep, ExpertStepSpec,
-    ExpertsConfig, ExpertsPlan, Family, Geometry, HalError, KernelId, LaunchSequence, ListedSlots, Operand, Operands,
-    Schedule, Spec, TileConfig, Unsupported, Variant,
+    ExpertsConfig, ExpertsPlan, Families, Family, Geometry, HalError, KernelId, LaunchSequence, ListedSlots, Operand,
+    Operands, Schedule, Spec, TileConfig, Unsupported, Variant,
 };
 
 use super::gemm::{
@@ -53,9 +53,12 @@ const PARKED_BYTES: u32 = 16;
 /// experts. A single slot never fills a larger tile.
 const MOST_ALONE: u32 = 16;
 
+/// Families of `experts`.
+pub(super) const FAMILIES: Families<CheckedExperts> = &[&ExpertProducts];
+
 /// The kernel family.
 #[derive(Debug)]
-pub(super) struct ExpertProducts;
+struct ExpertProducts;
 
 /// Kernels by key, listed once per process.
 static KERNELS: ListedKernels = ListedKernels::new();
@@ -263,7 +266,7 @@ impl Params for ExpertCombine {
 /// [`HalError::KernelUnavailable`] when the backend lacks the plan's
 /// kernel, [`HalError::WrongDevice`] when the device has no kernel
 /// variant, and errors of `make`.
-pub fn experts_sequence(
+pub(super) fn sequence(
     op: &CheckedExperts,
     plan: &ExpertsPlan,
     info: &DeviceInfo,
@@ -517,7 +520,7 @@ impl Family<CheckedExperts> for ExpertProducts {
         op: &CheckedExperts,
         plan: &ExpertsPlan,
     ) -> Result<LaunchSequence, HalError> {
-        experts_sequence(op, plan, device.info(), &mut load(device))
+        sequence(op, plan, device.info(), &mut load(device))
     }
 
     fn source_hash(&self, op: &CheckedExperts, config: &ExpertsConfig) -> u64 {

@@ -2,6 +2,7 @@
 //! list; launch parameters.
 
 mod common;
+mod families;
 mod fp8;
 mod fp8_kernels;
 mod gemm_simt;
@@ -32,20 +33,39 @@ mod spills;
 mod types;
 mod x_prologue;
 
+use qgemm_formats::{DType, Format, XFormat};
+use qgemm_hal::Variant;
+
+use crate::spec::KernelSpec;
+
 pub(super) use common::{FAULTS, K_BLOCK, STAGE_K};
+pub(super) use families::FAMILIES;
 pub(super) use fp8::{Fp8Kernel, Fp8Matrix};
 pub(super) use fp8_kernels::{fp8_kernels, serving};
 pub(super) use gemv::for_experts;
 pub(super) use instance::Instance;
 pub(super) use instances::{Key, ListedKernels, ask_registers, instances, instances_for_experts, of_planes};
-pub(super) use main_loop::{EarlyPrefetch, ExpertCtas, MainLoopKind, XAccess};
+pub(super) use main_loop::{EarlyPrefetch, ExpertCtas, XAccess};
 pub(super) use params::{Cut, GemmParams, params, plane_pointers};
-pub(super) use projection::{
-    NAME as PROJECTION, ask_registers_of_projections, projection_configs, projection_source_hash, projection_specs,
-};
-pub use sequence::gemm_sequence;
+pub(super) use projection::{ask_registers_of_projections, projection_specs};
+pub(super) use sequence::sequence;
 pub(super) use sm90_bulk_stream::counts_row_tiles;
 pub(super) use sm120_block_scaled::{BlockScaledKernel, BlockScaledX, block_scaled_kernels};
 pub(super) use spills::{fits_registers_as, key as spills_key};
 pub(super) use types::Types;
-pub(super) use x_prologue::{gathers, x_prologue};
+pub(super) use x_prologue::x_prologue;
+
+/// All GEMM kernels for `variant`.
+pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
+    let of_x = move |format| DType::ALL.into_iter().flat_map(move |x| instances(format, x, variant));
+    let instances = Format::all().flat_map(of_x);
+    let instances = instances.chain(Format::all().flat_map(move |format| of_planes(format, variant)));
+    let fp8 = Format::all()
+        .flat_map(move |format| XFormat::ALL.into_iter().flat_map(move |x| fp8_kernels(format, x, variant)))
+        .map(|kernel| kernel.spec());
+    let block_scaled = Format::all()
+        .flat_map(move |format| XFormat::ALL.into_iter().flat_map(move |x| block_scaled_kernels(format, x, variant)))
+        .map(|kernel| kernel.spec());
+    let instances = instances.map(Instance::spec);
+    instances.chain(projection_specs(variant)).chain(fp8).chain(block_scaled)
+}

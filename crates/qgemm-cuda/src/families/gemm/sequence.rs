@@ -24,7 +24,7 @@ use super::sm120_block_scaled::block_scaled_kernels;
 /// [`HalError::KernelUnavailable`] when the backend lacks the plan's
 /// kernel, [`HalError::WrongDevice`] when the device has no kernel
 /// variant, and errors of `make`.
-pub fn gemm_sequence(
+pub(in crate::families) fn sequence(
     op: &CheckedGemm,
     plan: &LaunchPlan,
     info: &DeviceInfo,

@@ -142,7 +142,7 @@ impl Family<CheckedIndexer> for IndexerMma {
         op: &CheckedIndexer,
         plan: &IndexerLaunch,
     ) -> Result<LaunchSequence, HalError> {
-        super::indexer_sequence(op, plan, device.info(), &mut load(device))
+        super::sequence(op, plan, device.info(), &mut load(device))
     }
 
     fn source_hash(&self, _: &CheckedIndexer, config: &IndexerConfig) -> u64 {

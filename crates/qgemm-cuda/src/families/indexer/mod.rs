@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use qgemm_hal::abi::IndexerParams;
 use qgemm_hal::{
-    CheckedIndexer, DeviceInfo, Geometry, HalError, IndexerConfig, IndexerFamilies, IndexerLaunch, IndexerOperand,
+    CheckedIndexer, DeviceInfo, Families, Geometry, HalError, IndexerConfig, IndexerLaunch, IndexerOperand,
     IndexerResult, IndexerSpec, IndexerStep, KernelId, LaunchSequence, LaunchStep, Math, Operand, Operands, Operation,
     Paging, Spec, Unsupported, Variant, WorkspaceLayout,
 };
@@ -26,7 +26,7 @@ use crate::source;
 use crate::spec::KernelSpec;
 
 /// Families of CUDA devices.
-pub(super) const FAMILIES: IndexerFamilies =
+pub(super) const FAMILIES: Families<CheckedIndexer> =
     &[&wgmma::IndexerWgmma, &decode_tma::IndexerDecodeTma, &decode::IndexerDecode, &mma::IndexerMma];
 
 /// Threads of a top-k CTA, which serves one query.
@@ -272,9 +272,8 @@ fn params(op: &CheckedIndexer, part: Part, cut: Cut, kept: Kept) -> IndexerParam
 ///
 /// # Errors
 /// [`HalError::WrongDevice`] when the device has no kernel
-/// variant, [`HalError::KernelUnavailable`] when the plan is of
-/// another backend's family, and errors of `make`.
-pub fn indexer_sequence(
+/// variant, and errors of `make`.
+pub(super) fn sequence(
     op: &CheckedIndexer,
     plan: &IndexerLaunch,
     info: &DeviceInfo,

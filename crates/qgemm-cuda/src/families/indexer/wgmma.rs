@@ -204,7 +204,7 @@ impl Family<CheckedIndexer> for IndexerWgmma {
         op: &CheckedIndexer,
         plan: &IndexerLaunch,
     ) -> Result<LaunchSequence, HalError> {
-        super::indexer_sequence(op, plan, device.info(), &mut load(device))
+        super::sequence(op, plan, device.info(), &mut load(device))
     }
 
     fn source_hash(&self, _: &CheckedIndexer, config: &IndexerConfig) -> u64 {

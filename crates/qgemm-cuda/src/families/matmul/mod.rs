@@ -15,7 +15,7 @@ use qgemm_hal::abi::{
     self, MatmulPointers, MatmulScales, MatmulShape, MatmulTiles, MatmulTypes, activation_code, dtype_code,
 };
 use qgemm_hal::{
-    CheckedMatmul, Device, DeviceInfo, FactorFormat, Family, Geometry, HalError, KernelId, LaunchSequence,
+    CheckedMatmul, Device, DeviceInfo, FactorFormat, Families, Family, Geometry, HalError, KernelId, LaunchSequence,
     MatmulConfig, MatmulLayout, MatmulOperand, MatmulPlan, MatmulSpec, Operand, Operands, Operation, Spec, Unsupported,
     Variant, XPrecision,
 };
@@ -42,9 +42,12 @@ const MOST_TILES_OF_WORK: u64 = (u32::MAX / MOST_SPLITS) as u64;
 /// Maximum split-K: CTAs along the grid's y
 /// axis. Far more than pays.
 const MOST_SPLITS: u32 = 64;
+/// Families of `matmul`.
+pub(super) const FAMILIES: Families<CheckedMatmul> = &[&Matmul];
+
 /// The kernel family.
 #[derive(Debug)]
-pub(super) struct Matmul;
+struct Matmul;
 
 /// f32 factors.
 const F32: FactorFormat = FactorFormat::Plain(DType::F32);
@@ -318,7 +321,7 @@ fn params(op: &CheckedMatmul, template: &Template, plan: &MatmulPlan) -> MatmulP
 /// # Errors
 /// [`HalError::WrongDevice`] when the plan is of another
 /// family, and errors of `make`.
-pub fn matmul_sequence(
+pub(super) fn sequence(
     op: &CheckedMatmul,
     plan: &MatmulPlan,
     info: &DeviceInfo,
@@ -429,7 +432,7 @@ impl Family<CheckedMatmul> for Matmul {
     }
 
     fn prepare(&self, device: &dyn Device, op: &CheckedMatmul, plan: &MatmulPlan) -> Result<LaunchSequence, HalError> {
-        matmul_sequence(op, plan, device.info(), &mut load(device))
+        sequence(op, plan, device.info(), &mut load(device))
     }
 
     fn source_hash(&self, _: &CheckedMatmul, config: &MatmulConfig) -> u64 {

@@ -11,8 +11,8 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_formats::DType;
 use qgemm_hal::abi::{self, NormPointers, NormShape, dtype_code};
 use qgemm_hal::{
-    CheckedNorm, Dense, Device, DeviceInfo, Family, Geometry, HalError, KernelId, LaunchSequence, NormConfig, NormKind,
-    NormLaunch, NormOperand, NormSpec, Operand, Operands, Spec, Unsupported, Variant,
+    CheckedNorm, Dense, Device, DeviceInfo, Families, Family, Geometry, HalError, KernelId, LaunchSequence, NormConfig,
+    NormKind, NormLaunch, NormOperand, NormSpec, Operand, Operands, Spec, Unsupported, Variant,
 };
 
 use crate::families::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
@@ -43,9 +43,12 @@ const ALIGNED_COLUMNS: usize = 16384;
 /// Expected share of the bandwidth, per mille.
 const EFFICIENCY: u32 = 800;
 
+/// Families of `norm`.
+pub(super) const FAMILIES: Families<CheckedNorm> = &[&Norm];
+
 /// The kernel family.
 #[derive(Debug)]
-pub(in crate::families) struct Norm;
+struct Norm;
 
 /// A kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -368,8 +371,9 @@ fn check(op: &CheckedNorm) -> Result<(), Unsupported> {
 /// # Errors
 /// [`HalError::WrongDevice`] when the device has no kernel
 /// variant, and errors of `make`.
-pub fn norm_sequence(
+pub(super) fn sequence(
     op: &CheckedNorm,
+    _: &NormLaunch,
     info: &DeviceInfo,
     make: &mut MakeKernel<'_>,
 ) -> Result<LaunchSequence, HalError> {
@@ -399,8 +403,8 @@ impl Family<CheckedNorm> for Norm {
         Ok(vec![NormConfig { kernel, efficiency: EFFICIENCY }])
     }
 
-    fn prepare(&self, device: &dyn Device, op: &CheckedNorm, _: &NormLaunch) -> Result<LaunchSequence, HalError> {
-        norm_sequence(op, device.info(), &mut load(device))
+    fn prepare(&self, device: &dyn Device, op: &CheckedNorm, plan: &NormLaunch) -> Result<LaunchSequence, HalError> {
+        sequence(op, plan, device.info(), &mut load(device))
     }
 
     fn source_hash(&self, _: &CheckedNorm, config: &NormConfig) -> u64 {

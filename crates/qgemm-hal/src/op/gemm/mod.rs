@@ -25,8 +25,9 @@ use super::convert::CheckedConvert;
 use super::dense::Dense;
 use super::norm::{CheckedNorm, NormFunction, QuantizedD, XPlace};
 use super::{Operation, operands};
+use crate::caps::Math;
 use crate::error::Unsupported;
-use crate::kernel_id::{Name, spec};
+use crate::kernel_id::{KernelId, Name, spec};
 
 operands! {
     /// Operands of `gemm`.
@@ -376,10 +377,10 @@ impl CheckedGemm {
 }
 
 impl Operation for CheckedGemm {
-    const NAME: &'static str = "gemm";
     type Operand = GemmOperand;
     type Config = TileConfig;
     type Plan = LaunchPlan;
+    const WORKSPACE: Option<GemmOperand> = Some(GemmOperand::Workspace);
 
     fn operands(&self) -> Vec<GemmOperand> {
         let optional = [
@@ -415,6 +416,68 @@ impl Operation for CheckedGemm {
 
     fn macs(&self) -> f64 {
         self.m as f64 * self.stored_rows as f64 * self.k as f64
+    }
+
+    fn describe(&self) -> String {
+        let Self { m, out_features, k, format, x, d, class, .. } = self;
+        let gated = if self.gated { "gated pair of " } else { "" };
+        let (x, d, precision) = (x.format, d.dtype, self.x_precision.name());
+        let norm = self.norm.map_or(String::new(), |norm| format!(" behind a norm ({})", norm.function.kind));
+        format!("{m} x {out_features} x {k}, {gated}{format} ({class:?}), X {x}{norm} (precision {precision}), D {d}")
+    }
+
+    fn is_nothing(&self) -> bool {
+        self.m == 0
+    }
+
+    fn config(plan: &LaunchPlan) -> &TileConfig {
+        &plan.config
+    }
+
+    fn estimate(plan: &LaunchPlan) -> f64 {
+        plan.estimate
+    }
+
+    fn kernel_id(&self, plan: &LaunchPlan) -> KernelId {
+        plan.config.kernel_id(self.format)
+    }
+
+    fn math(plan: &LaunchPlan) -> Option<Math> {
+        Some(plan.config.math)
+    }
+
+    fn workspace_bytes(&self, plan: &LaunchPlan) -> usize {
+        self.normed_regions_of(plan).map_or(plan.workspace.bytes, |regions| regions.all().end)
+    }
+
+    fn plan_name(&self, family: &str) -> String {
+        self.kernel_name(family)
+    }
+
+    fn noop_config(&self) -> Result<TileConfig, Unsupported> {
+        Ok(TileConfig {
+            family: "noop",
+            main_loop: "noop",
+            variant: None,
+            math: Math::FmaF32,
+            tile_n: 64,
+            tile_m: 64,
+            tile_k: 64,
+            threads: 1,
+            ctas_per_unit: 1,
+            cluster: 1,
+            schedule: Schedule::Grid,
+            max_splits: 4,
+            warps_n: 1,
+            k_groups: 1,
+            stages: 1,
+            shared_bytes: 0,
+            x_format: self.plain_x()?.dtype.into(),
+            x_prologue: None,
+            rounded_weights: None,
+            normalizes_x: false,
+            efficiency: (1000, 1000),
+        })
     }
 }
 

@@ -97,7 +97,7 @@ impl XPrecision {
     }
 
     /// Whether X may be multiplied as INT8 blocks, whatever its type
-    /// in memory ([`XFormat::Q8`](qgemm_formats::XFormat::Q8)).
+    /// in memory ([`XFormat::Q8_0`](qgemm_formats::XFormat::Q8_0)).
     pub const fn allows_q8(self) -> bool {
         use XPrecision::{Auto, E4M3, E4M3Token, Int8, Int8Token};
         matches!(self, Auto | Int8 | Int8Token | E4M3 | E4M3Token)

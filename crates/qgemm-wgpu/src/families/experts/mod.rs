@@ -9,8 +9,8 @@ use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
 use qgemm_hal::{
-    CheckedExperts, CheckedGemm, Device, DeviceInfo, ExpertForm, ExpertOperand, ExpertsConfig, ExpertsFamilies,
-    ExpertsPlan, Family, Geometry, HalError, LaunchSequence, LaunchStep, ListedSlots, TileConfig, Unsupported,
+    CheckedExperts, CheckedGemm, Device, DeviceInfo, ExpertForm, ExpertOperand, ExpertsConfig, ExpertsPlan, Families,
+    Family, Geometry, HalError, LaunchSequence, LaunchStep, ListedSlots, TileConfig, Unsupported,
 };
 
 use super::dispatch::{MARGIN, MAX_GROUPS, too_large};
@@ -28,7 +28,7 @@ use extents::{Extents, added_c, bound_experts};
 use kernel::{CheckParams, CombineParams, ExpertsKernel, GatherParams, Params, What};
 
 /// wgpu families of `experts`.
-pub(super) const FAMILIES: ExpertsFamilies =
+pub(super) const FAMILIES: Families<CheckedExperts> =
     &[&ExpertsFamily::GemvInt8, &ExpertsFamily::Gemv, &ExpertsFamily::GemmInt8, &ExpertsFamily::Gemm];
 
 /// Kernel interface of the products: that of `gemm`, with the index

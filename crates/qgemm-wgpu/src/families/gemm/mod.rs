@@ -13,7 +13,7 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_formats::{DType, Format, XFormat};
 use qgemm_hal::abi::GemmShape;
 use qgemm_hal::{
-    CheckedConvert, CheckedGemm, ConvertOperand, Dense, Device, DeviceInfo, GemmFamilies, GemmOperand, HalError,
+    CheckedConvert, CheckedGemm, ConvertOperand, Dense, Device, DeviceInfo, Families, GemmOperand, HalError,
     LaunchPlan, LaunchSequence, LaunchStep, Math, Schedule, TileConfig, Unsupported, XPrologue, XRegion,
 };
 
@@ -28,7 +28,7 @@ pub(crate) use launches::{TILE_ROWS, x_matrix, x_scale_bytes};
 use parts::{Phase, SUM_THREADS, most_splits, sums};
 
 /// wgpu families of `gemm`.
-pub(super) const FAMILIES: GemmFamilies =
+pub(super) const FAMILIES: Families<CheckedGemm> =
     &[&gemv::Gemv, &simt::Gemm, &gemv_int8::GemvInt8, &int8::GemmInt8, &matrix::GemmMatrix];
 
 /// Kernel interface: the operands of `shaders/params.wgsl`; D is the last.

@@ -1,11 +1,21 @@
-//! `qgemm bench --op kv_append`.
+//! `--op kv_append` of the command: cases, explanation and measurement of KV-cache append.
 
 use std::fmt;
 
-use qgemm_api::{Buffer, Context, DType, Keys, KvAppend, KvAppendArgs, KvFormat, Queries, Rotary};
+use qgemm_api::{Buffer, Context, DType, Keys, KvAppend, KvAppendArgs, KvFormat, PlanRecord, Queries, Rotary};
 
-use super::timing::{Timing, time_launches};
-use super::{Args, BenchRow, copies};
+use qgemm_testkit::{AttentionCase, AttentionPlaces, KvAppendCase, Selection, TestCase};
+
+use crate::bench::timing::{Timing, time_launches};
+use crate::bench::{Args, BenchRow, copies};
+use crate::choice::Sizes;
+use crate::{explain, verify};
+
+/// Sizes of `--shape`.
+pub const SHAPE: &str = "TxHxGxD: tokens x heads x KV heads x head dimension";
+
+/// Options of `bench` that the operation has, among those that not all have.
+pub const BENCH_OPTIONS: &[&str] = &[];
 
 /// Default tokens, heads, KV heads and head dimension.
 const SHAPES: [[usize; 4]; 3] = [[1, 32, 8, 128], [64, 32, 8, 128], [4096, 32, 8, 128]];
@@ -105,4 +115,35 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         slower: None,
         regressed: false,
     })
+}
+
+/// Each shape with every pair of types, contiguous and paged.
+/// Each token is a sequence.
+///
+/// # Errors
+/// When a shape is invalid, or a format cannot store it.
+pub fn cases(args: &verify::Args, _: &Selection) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
+    let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
+    for sizes in &args.shape {
+        let [tokens, heads, kv_heads, dim] = sizes.kv_append()?;
+        let all = DType::ALL.into_iter().flat_map(|dtype| KvFormat::ALL.map(|kv| (dtype, kv)));
+        for (dtype, kv) in all.filter(|(_, kv)| dim.is_multiple_of(kv.step())) {
+            for places in [AttentionPlaces::Each, AttentionPlaces::Paged(16)] {
+                let of = AttentionCase::new(&vec![(1, 9); tokens], (heads, kv_heads), dim, dtype);
+                cases.push(Box::new(KvAppendCase::new(AttentionCase { kv, places, ..of })));
+            }
+        }
+    }
+    Ok(cases)
+}
+
+/// What a plan of the shape would be.
+///
+/// # Errors
+/// When the shape is invalid.
+pub fn explain(args: &explain::Args, ctx: &Context, sizes: &Sizes) -> anyhow::Result<PlanRecord> {
+    let [tokens, heads, kv_heads, dim] = sizes.kv_append()?;
+    let (queries, keys) = (Queries::each(tokens, 1), Keys::lengths(1));
+    let append = KvAppend::new(args.x_dtype, heads, kv_heads, dim, queries, keys);
+    Ok(ctx.explain_kv_append(&append.rotary(Rotary::neox(dim)))?)
 }

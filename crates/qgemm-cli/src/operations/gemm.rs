@@ -1,11 +1,39 @@
-//! `qgemm bench --op gemm`.
+//! `--op gemm` of the command: cases, explanation and measurement of products with a quantized weight.
 
-use qgemm_api::{Args as RunArgs, Buffer, Context, Plan, Quantization, QuantizedX, Weight, XFactor};
+use anyhow::ensure;
+use qgemm_api::{Args as RunArgs, Buffer, Context, DType, Plan, PlanRecord, Quantization, QuantizedX, Weight, XFactor};
 
-use super::subject::{Subject, normal_rows};
-use super::timing::{Pace, Timing, time_launches};
-use super::{Args, BenchRow, copies};
-use crate::choice::Shape;
+use qgemm_testkit::{Case, Selection, TestCase, WeightKind};
+
+use crate::bench::subject::{self, Subject, normal_rows};
+use crate::bench::timing::{Pace, Timing, time_launches};
+use crate::bench::{Args, BenchRow, copies};
+use crate::choice::{self, FormatChoice, Shape, Sizes};
+use crate::{explain, verify};
+
+/// Sizes of `--shape`.
+pub const SHAPE: &str = "MxNxK: tokens x output features x input features";
+
+/// Options of `bench` that the operation has, among those that not all have.
+pub const BENCH_OPTIONS: &[&str] = &["a model", "--format", "--family", "--sweep-m", "--norm", "--x-format"];
+
+/// Default shapes of products.
+const SHAPES: [&str; 3] = ["1x4096x4096", "8x4096x4096", "512x4096x4096"];
+
+/// The weights of the model, or random ones, with every shape.
+///
+/// # Errors
+/// When a shape is invalid, or the model cannot be opened.
+pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
+    let shapes = match args.shape[..] {
+        [] => SHAPES.iter().map(|shape| shape.parse()).collect::<anyhow::Result<_>>()?,
+        _ => choice::gemm_shapes(&args.shape)?,
+    };
+    match &args.model {
+        Some(path) => subject::from_model(path, args.opening, &shapes, args.format),
+        None => subject::made_up(&shapes, args.format),
+    }
+}
 
 /// Times the planned kernel of a subject.
 ///
@@ -16,7 +44,7 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
     let bench = Bench::new(ctx, args, subject, m)?;
     let plan = ctx.plan(&args.problem(&bench.weights[0], m))?;
     let Timing { median, noise, graph, profile } = bench.time(&plan, args.pace())?;
-    let bytes_per_second = plan.bytes() as f64 / median;
+    let bytes_per_second = plan.bytes() / median;
     Ok(BenchRow {
         device: ctx.info().name.clone(),
         shape: subject.shape.to_string(),
@@ -27,7 +55,7 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         microseconds: median * 1e6,
         noise,
         bytes_per_second,
-        flops: 2.0 * plan.macs() as f64 / median,
+        flops: 2.0 * plan.macs() / median,
         bandwidth_share: bytes_per_second / bandwidth,
         copies: bench.weights.len(),
         graph,
@@ -111,4 +139,41 @@ impl<'a> Bench<'a> {
         };
         Ok(time_launches(self.ctx, &stream, &self.weights, pace, launch)?)
     }
+}
+
+/// Each shape with every format that can store it. It is an error
+/// if a named format cannot.
+///
+/// # Errors
+/// When a shape is invalid, or a format cannot store it.
+pub fn cases(args: &verify::Args, wanted: &Selection) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
+    let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
+    for shape in choice::gemm_shapes(&args.shape)? {
+        for &format in &wanted.formats {
+            if let Err(error) = format.check_k(shape.k) {
+                ensure!(args.format == FormatChoice::All, "{shape}: {error}");
+                eprintln!("left out: {error}");
+                continue;
+            }
+            for x_dtype in DType::ALL {
+                let case = Case::new(format, shape.m, shape.n, shape.k);
+                let case = match (args.x_format, args.norm) {
+                    (Some(format), None) => case.with_x_format(format),
+                    (normed_format, _) => Case { normed_format, ..case },
+                };
+                let (weights, norm) = (WeightKind::Raw, args.norm);
+                cases.push(Box::new(Case { x_dtype, norm, weights, family: wanted.family, ..case }));
+            }
+        }
+    }
+    Ok(cases)
+}
+
+/// What a plan of the shape would be.
+///
+/// # Errors
+/// When the shape is invalid.
+pub fn explain(args: &explain::Args, ctx: &Context, sizes: &Sizes) -> anyhow::Result<PlanRecord> {
+    let shape = sizes.gemm()?;
+    Ok(ctx.explain(&args.state(args.weight(ctx, shape.n, shape.k)?.problem(shape.m)))?)
 }

@@ -1,15 +1,22 @@
-//! `qgemm bench --op matmul`.
+//! `--op matmul` of the command: cases, explanation and measurement of products of two matrices.
 
 use std::fmt;
 
 use anyhow::ensure;
-use qgemm_api::{Buffer, Context, DType, FactorFormat, Matmul, MatmulArgs, MatmulLayout, XPrecision};
-use qgemm_testkit::{ActivationKind, activations};
+use qgemm_api::{Buffer, Context, DType, FactorFormat, Matmul, MatmulArgs, MatmulLayout, PlanRecord, XPrecision};
+use qgemm_testkit::{ActivationKind, MatmulCase, Selection, TestCase, activations};
 
-use super::subject::{ROWS, repeated};
-use super::timing::{Timing, time_launches};
-use super::{Args, BenchRow, copies};
-use crate::choice::{self, Shape};
+use crate::bench::subject::{ROWS, repeated};
+use crate::bench::timing::{Timing, time_launches};
+use crate::bench::{Args, BenchRow, copies};
+use crate::choice::{self, Shape, Sizes};
+use crate::{explain, verify};
+
+/// Sizes of `--shape`.
+pub const SHAPE: &str = "MxNxK: rows of D x columns of D x summed values";
+
+/// Options of `bench` that the operation has, among those that not all have.
+pub const BENCH_OPTIONS: &[&str] = &["--layout", "--factors", "--batch", "--groups"];
 
 /// Default M, N and K.
 const SHAPES: [&str; 3] = ["512x512x512", "1024x1024x1024", "4096x4096x4096"];
@@ -146,4 +153,37 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         slower: None,
         regressed: false,
     })
+}
+
+/// Each shape with every layout and type.
+///
+/// # Errors
+/// When a shape is invalid, or a format cannot store it.
+pub fn cases(args: &verify::Args, _: &Selection) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
+    let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
+    let layouts = args.layout.map_or(MatmulLayout::ALL.to_vec(), |layout| vec![layout]);
+    for shape in choice::gemm_shapes(&args.shape)? {
+        for &layout in &layouts {
+            // Block scales run along K.
+            let served =
+                |format: &FactorFormat| !format.has_scales() || (layout == MatmulLayout::Nt && args.batch == 1);
+            for format in FactorFormat::ALL.into_iter().filter(served) {
+                let case = MatmulCase { layout, batch: args.batch, ..MatmulCase::new([shape.m, shape.n, shape.k]) };
+                let d_dtype = format.plain().unwrap_or(DType::F32);
+                cases.push(Box::new(MatmulCase { types: [format; 2], d_dtype, ..case }));
+            }
+        }
+    }
+    Ok(cases)
+}
+
+/// What a plan of the shape would be.
+///
+/// # Errors
+/// When the shape is invalid.
+pub fn explain(args: &explain::Args, ctx: &Context, sizes: &Sizes) -> anyhow::Result<PlanRecord> {
+    let shape = sizes.gemm()?;
+    let dtype = args.x_dtype;
+    let product = Matmul::new([shape.m, shape.n, shape.k], dtype, dtype, dtype);
+    Ok(ctx.explain_matmul(&product.operand_precision(args.x_precision))?)
 }

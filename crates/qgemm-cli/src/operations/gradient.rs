@@ -1,11 +1,21 @@
-//! `qgemm bench --op gradient`.
+//! `--op gradient` of the command: cases, explanation and measurement of gradients through a packed weight.
 
-use qgemm_api::{Context, Gradient, GradientArgs, Weight};
+use anyhow::ensure;
+use qgemm_api::{Context, DType, Gradient, GradientArgs, PlanRecord, Weight};
 
-use super::subject::{self, Subject, normal_rows};
-use super::timing::{Timing, time_launches};
-use super::{Args, BenchRow, copies};
-use crate::choice::{self, Shape};
+use qgemm_testkit::{GradientCase, Selection, TestCase};
+
+use crate::bench::subject::{self, Subject, normal_rows};
+use crate::bench::timing::{Timing, time_launches};
+use crate::bench::{Args, BenchRow, copies};
+use crate::choice::{self, FormatChoice, Shape, Sizes};
+use crate::{explain, verify};
+
+/// Sizes of `--shape`.
+pub const SHAPE: &str = "MxNxK of the forward product: tokens x output features x input features";
+
+/// Options of `bench` that the operation has, among those that not all have.
+pub const BENCH_OPTIONS: &[&str] = &["--format"];
 
 /// Default tokens, output features and input features.
 const SHAPES: [&str; 2] = ["512x4096x4096", "4096x4096x4096"];
@@ -62,4 +72,36 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         slower: None,
         regressed: false,
     })
+}
+
+/// Each shape with every type of dY and every format that can
+/// store it. It is an error if a named format cannot.
+///
+/// # Errors
+/// When a shape is invalid, or a format cannot store it.
+pub fn cases(args: &verify::Args, wanted: &Selection) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
+    let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
+    for shape in choice::gemm_shapes(&args.shape)? {
+        for &format in &wanted.formats {
+            if let Err(error) = format.check_k(shape.k) {
+                ensure!(args.format == FormatChoice::All, "{shape}: {error}");
+                eprintln!("left out: {error}");
+                continue;
+            }
+            for dtype in DType::ALL {
+                cases.push(Box::new(GradientCase::new(format, shape.m, shape.n, shape.k).of_types(dtype, dtype)));
+            }
+        }
+    }
+    Ok(cases)
+}
+
+/// What a plan of the shape would be.
+///
+/// # Errors
+/// When the shape is invalid.
+pub fn explain(args: &explain::Args, ctx: &Context, sizes: &Sizes) -> anyhow::Result<PlanRecord> {
+    let shape = sizes.gemm()?;
+    let gradient = Gradient::new(shape.m, args.x_dtype, args.x_dtype);
+    Ok(ctx.explain_gradient_of(&args.weight(ctx, shape.n, shape.k)?, &gradient)?)
 }

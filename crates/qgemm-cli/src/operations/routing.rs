@@ -1,11 +1,21 @@
-//! `qgemm bench --op routing`.
+//! `--op routing` of the command: cases, explanation and measurement of routing.
 
 use std::fmt;
 
-use qgemm_api::{Buffer, Context, DType, Routing, RoutingArgs, RoutingLists};
+use qgemm_api::{Buffer, Context, DType, PlanRecord, Routing, RoutingArgs, RoutingLists, Scoring};
 
-use super::timing::{Timing, time_launches};
-use super::{Args, BenchRow, copies};
+use qgemm_testkit::{RoutingCase, RoutingFrom, Selection, TestCase};
+
+use crate::bench::timing::{Timing, time_launches};
+use crate::bench::{Args, BenchRow, copies};
+use crate::choice::Sizes;
+use crate::{explain, verify};
+
+/// Sizes of `--shape`.
+pub const SHAPE: &str = "TxExK: tokens x experts x experts per token";
+
+/// Options of `bench` that the operation has, among those that not all have.
+pub const BENCH_OPTIONS: &[&str] = &[];
 
 /// Default tokens, experts and experts per token.
 const SHAPES: [[usize; 3]; 5] = [[1, 128, 8], [32, 128, 8], [512, 128, 8], [4096, 128, 8], [4096, 256, 8]];
@@ -79,15 +89,12 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
     let launch = |&place: &usize| {
         let lists =
             RoutingLists { offsets: (&mut offsets).into(), counts: (&mut counts).into(), rows: (&mut rows).into() };
-        let (input, status) = ((&inputs[place]).into(), (&mut status).into());
+        let (input, status) = (&inputs[place], &mut status);
         let args = match subject.given_ids {
             true => RoutingArgs::of_ids(input, lists, status),
-            false => RoutingArgs {
-                lists: Some(lists),
-                ..RoutingArgs::of_logits(input, (&mut ids).into(), (&mut weights).into(), status)
-            },
+            false => RoutingArgs::of_logits(input, &mut ids, &mut weights, status).lists(lists),
         };
-        plan.run(&stream, RoutingArgs { workspace: Some(&mut workspace), ..args })
+        plan.run(&stream, args.workspace(&mut workspace))
     };
     let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &places, args.pace(), launch)?;
     let bytes_per_second = plan.bytes() / median;
@@ -109,4 +116,31 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         slower: None,
         regressed: false,
     })
+}
+
+/// Each shape with every type of logits and scoring, and with
+/// given ids.
+///
+/// # Errors
+/// When a shape is invalid, or a format cannot store it.
+pub fn cases(args: &verify::Args, _: &Selection) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
+    let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
+    for sizes in &args.shape {
+        let [tokens, experts, top_k] = sizes.routing()?;
+        for (dtype, scoring) in DType::ALL.into_iter().flat_map(|dtype| Scoring::ALL.map(|scoring| (dtype, scoring))) {
+            let from = RoutingFrom::Logits(dtype);
+            cases.push(Box::new(RoutingCase { from, scoring, ..RoutingCase::new(tokens, experts, top_k) }));
+        }
+        cases.push(Box::new(RoutingCase::of_ids(tokens, experts, top_k)));
+    }
+    Ok(cases)
+}
+
+/// What a plan of the shape would be.
+///
+/// # Errors
+/// When the shape is invalid.
+pub fn explain(_: &explain::Args, ctx: &Context, sizes: &Sizes) -> anyhow::Result<PlanRecord> {
+    let [tokens, experts, top_k] = sizes.routing()?;
+    Ok(ctx.explain_routing(&Routing::from_logits(tokens, experts, top_k, DType::F32))?)
 }

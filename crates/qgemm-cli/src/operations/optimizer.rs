@@ -1,11 +1,21 @@
-//! `qgemm bench --op optimizer`.
+//! `--op optimizer` of the command: cases, explanation and measurement of optimizer steps.
 
 use std::fmt;
 
-use qgemm_api::{Buffer, Context, DType, Optimizer, OptimizerArgs, OptimizerStep, UpdateKind, UpdateRule};
+use qgemm_api::{Buffer, Context, DType, Optimizer, OptimizerArgs, OptimizerStep, PlanRecord, UpdateKind, UpdateRule};
 
-use super::timing::{Timing, time_launches};
-use super::{Args, BenchRow, copies};
+use qgemm_testkit::{OptimizerCase, Selection, TestCase};
+
+use crate::bench::timing::{Timing, time_launches};
+use crate::bench::{Args, BenchRow, copies};
+use crate::choice::Sizes;
+use crate::{explain, verify};
+
+/// Sizes of `--shape`.
+pub const SHAPE: &str = "N: parameters";
+
+/// Options of `bench` that the operation has, among those that not all have.
+pub const BENCH_OPTIONS: &[&str] = &[];
 
 /// Default numbers of parameters: a small and a large layer.
 const LENGTHS: [usize; 2] = [1 << 20, 1 << 26];
@@ -97,4 +107,28 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         slower: None,
         regressed: false,
     })
+}
+
+/// Each length with every rule and gradient type.
+///
+/// # Errors
+/// When a shape is invalid, or a format cannot store it.
+pub fn cases(args: &verify::Args, _: &Selection) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
+    let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
+    for sizes in &args.shape {
+        let len = sizes.optimizer()?;
+        for (kind, dtype) in UpdateKind::ALL.into_iter().flat_map(|kind| DType::ALL.map(|dtype| (kind, dtype))) {
+            cases.push(Box::new(OptimizerCase { copy: Some(DType::BF16), ..OptimizerCase::new(len, kind, dtype) }));
+        }
+    }
+    Ok(cases)
+}
+
+/// What a plan of the shape would be.
+///
+/// # Errors
+/// When the shape is invalid.
+pub fn explain(args: &explain::Args, ctx: &Context, sizes: &Sizes) -> anyhow::Result<PlanRecord> {
+    let optimizer = Optimizer::adamw(sizes.optimizer()?).gradient_dtype(args.x_dtype);
+    Ok(ctx.explain_optimizer(&optimizer.copy(DType::BF16))?)
 }

@@ -1,11 +1,23 @@
-//! `qgemm bench --op norm`.
+//! `--op norm` of the command: cases, explanation and measurement of norms.
 
 use std::fmt;
 
-use qgemm_api::{Buffer, Context, DType, Norm, NormArgs, NormFunction, NormKind, QuantizedX, XFactor, XFormat};
+use qgemm_api::{
+    Buffer, Context, DType, Norm, NormArgs, NormFunction, NormKind, PlanRecord, QuantizedX, XFactor, XFormat,
+};
 
-use super::timing::{Timing, time_launches};
-use super::{Args, BenchRow, copies};
+use qgemm_testkit::{NormCase, Selection, TestCase};
+
+use crate::bench::timing::{Timing, time_launches};
+use crate::bench::{Args, BenchRow, copies};
+use crate::choice::Sizes;
+use crate::{explain, verify};
+
+/// Sizes of `--shape`.
+pub const SHAPE: &str = "RxC: rows x columns";
+
+/// Options of `bench` that the operation has, among those that not all have.
+pub const BENCH_OPTIONS: &[&str] = &["--from", "--to", "--x-format"];
 
 /// Default rows and columns.
 const SHAPES: [[usize; 2]; 3] = [[1, 4096], [512, 4096], [4096, 8192]];
@@ -124,4 +136,40 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         slower: None,
         regressed: false,
     })
+}
+
+/// Each shape as RMSNorm and LayerNorm, with and without a
+/// residual, for every pair of types or from every type to a
+/// quantized format.
+///
+/// # Errors
+/// When a shape is invalid, or a format cannot store it.
+pub fn cases(args: &verify::Args, _: &Selection) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
+    let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
+    for sizes in &args.shape {
+        let [rows, columns] = sizes.norm()?;
+        for (x, d) in DType::ALL.into_iter().flat_map(|x| DType::ALL.map(|d| (x, d))) {
+            for kind in NormKind::ALL {
+                let case = NormCase::new(rows, columns, kind, x, d);
+                let case = match args.x_format {
+                    Some(_) if d != x => continue,
+                    Some(format) => case.quantized(format),
+                    None => case,
+                };
+                cases.push(Box::new(case));
+                cases.push(Box::new(case.adding(x, x)));
+            }
+        }
+    }
+    Ok(cases)
+}
+
+/// What a plan of the shape would be.
+///
+/// # Errors
+/// When the shape is invalid.
+pub fn explain(args: &explain::Args, ctx: &Context, sizes: &Sizes) -> anyhow::Result<PlanRecord> {
+    let [rows, columns] = sizes.norm()?;
+    let function = NormFunction::rms(1e-6).gamma(args.x_dtype);
+    Ok(ctx.explain_norm(&Norm::new(rows, columns, args.x_dtype, function))?)
 }

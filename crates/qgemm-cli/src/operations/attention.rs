@@ -1,13 +1,22 @@
-//! `qgemm bench --op attention`.
+//! `--op attention` of the command: cases, explanation and measurement of attention.
 
 use std::fmt;
 use std::num::NonZeroUsize;
 
-use qgemm_api::{Attention, AttentionArgs, Buffer, Context, DType, KvFormat, MaskBits, Queries};
+use qgemm_api::{Attention, AttentionArgs, Buffer, Context, DType, KvFormat, MaskBits, PlanRecord, Queries};
 
-use super::timing::{Timing, time_launches};
-use super::{Args, BenchRow, copies};
-use crate::choice::keys_of;
+use qgemm_testkit::{AttentionCase, AttentionPlaces, Selection, TestCase};
+
+use crate::bench::timing::{Timing, time_launches};
+use crate::bench::{Args, BenchRow, copies};
+use crate::choice::{Sizes, keys_of};
+use crate::{explain, verify};
+
+/// Sizes of `--shape`.
+pub const SHAPE: &str = "BxQxSxHxGxD: sequences x queries x keys of each x heads x KV heads x head dimension";
+
+/// Options of `bench` that the operation has, among those that not all have.
+pub const BENCH_OPTIONS: &[&str] = &["--family", "--page-size", "--kv-format", "--mask-bits"];
 
 /// Default shapes: sequences, queries and keys of each, heads, KV
 /// heads and head dimension.
@@ -121,13 +130,13 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         let (k, v) = &kv[place];
         let factors = subject.kv.has_factors().then(|| (&factors).into());
         let scales = subject.kv.has_scales().then(|| (&scales).into());
-        let args = AttentionArgs { k_scales: scales, v_scales: scales, ..AttentionArgs::new(&q, k, v, &mut d) };
-        let args = AttentionArgs { k_factors: factors, v_factors: factors, ..args };
-        let (block_table, kv_lengths) =
+        let mut args = AttentionArgs::new(&q, k, v, &mut d).workspace(&mut workspace);
+        (args.k_scales, args.v_scales) = (scales, scales);
+        (args.k_factors, args.v_factors) = (factors, factors);
+        (args.block_table, args.kv_lengths) =
             of_pages.as_ref().map(|(table, lengths)| (table.into(), lengths.into())).unzip();
-        let mask = (words > 0).then(|| (&mask).into());
-        let args = AttentionArgs { block_table, kv_lengths, mask, ..args };
-        plan.run(&stream, AttentionArgs { workspace: Some(&mut workspace), ..args })
+        args.mask = (words > 0).then(|| (&mask).into());
+        plan.run(&stream, args)
     };
     let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &places, args.pace(), launch)?;
     let bytes_per_second = plan.bytes() / median;
@@ -149,4 +158,40 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         slower: None,
         regressed: false,
     })
+}
+
+/// Each shape with every type of queries and keys, contiguous and
+/// paged.
+///
+/// # Errors
+/// When a shape is invalid, or a format cannot store it.
+pub fn cases(args: &verify::Args, _: &Selection) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
+    let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
+    for sizes in &args.shape {
+        let [sequences, queries, keys, heads, kv_heads, dim] = sizes.attention()?;
+        for dtype in DType::ALL {
+            let case = AttentionCase::new(&vec![(queries, keys); sequences], (heads, kv_heads), dim, dtype);
+            let of_codes =
+                [KvFormat::E4M3, KvFormat::Q8_0, KvFormat::Q4_0].into_iter().filter(|kv| dim.is_multiple_of(kv.step()));
+            for kv in std::iter::once(KvFormat::Plain(dtype)).chain(of_codes) {
+                for places in [AttentionPlaces::Each, AttentionPlaces::Paged(64)] {
+                    cases.push(Box::new(AttentionCase { kv, places, ..case.clone() }));
+                }
+            }
+        }
+    }
+    Ok(cases)
+}
+
+/// What a plan of the shape would be.
+///
+/// # Errors
+/// When the shape is invalid.
+pub fn explain(args: &explain::Args, ctx: &Context, sizes: &Sizes) -> anyhow::Result<PlanRecord> {
+    let [sequences, queries, keys, heads, kv_heads, dim] = sizes.attention()?;
+    let (queries, keys) = (Queries::each(sequences, queries), keys_of(sequences, keys, args.page_size));
+    let attention = Attention::new(args.x_dtype, heads, kv_heads, dim, queries, keys).causal();
+    let attention = if args.mask_bits { attention.mask(MaskBits::of_tokens()) } else { attention };
+    let attention = if args.batch_invariant { attention.batch_invariant() } else { attention };
+    Ok(ctx.explain_attention(&args.family.iter().fold(attention, Attention::family))?)
 }

@@ -1,16 +1,25 @@
-//! `qgemm bench --op indexer`.
+//! `--op indexer` of the command: cases, explanation and measurement of indexers.
 
 use std::fmt;
 use std::ops::Range;
 
-use qgemm_api::{Buffer, Context, DType, Indexer, IndexerArgs, KvFormat};
+use qgemm_api::{Buffer, Context, DType, Indexer, IndexerArgs, KvFormat, PlanRecord};
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use super::timing::{Timing, time_launches};
-use super::{Args, BenchRow, copies};
-use crate::choice::IndexerShape;
+use qgemm_testkit::{IndexedKeys, IndexerCase, Selection, TestCase};
+
+use crate::bench::timing::{Timing, time_launches};
+use crate::bench::{Args, BenchRow, copies};
+use crate::choice::{IndexerShape, Sizes};
+use crate::{explain, verify};
+
+/// Sizes of `--shape`.
+pub const SHAPE: &str = "[Bx]QxSxHxD: [sequences in pages x] queries x keys x heads x features";
+
+/// Options of `bench` that the operation has, among those that not all have.
+pub const BENCH_OPTIONS: &[&str] = &[];
 
 /// The k of top-k.
 const CHOSEN: usize = 2048;
@@ -137,4 +146,37 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         slower: None,
         regressed: false,
     })
+}
+
+/// Each shape with every format: scores and their top 2048.
+///
+/// # Errors
+/// When a shape is invalid, or a format cannot store it.
+pub fn cases(args: &verify::Args, _: &Selection) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
+    let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
+    for sizes in &args.shape {
+        let IndexerShape { sequences, queries, keys, heads, features } = sizes.indexer()?;
+        for format in Indexer::FORMATS {
+            let (all, keys) = match sequences {
+                None => (queries, IndexedKeys::All(keys)),
+                Some(count) => (queries * count, IndexedKeys::Paged(64, vec![keys; count])),
+            };
+            let best = Some(Indexer::MOST_CHOSEN);
+            cases.push(Box::new(IndexerCase { best, ..IndexerCase::new(all, (heads, features), format, keys) }));
+        }
+    }
+    Ok(cases)
+}
+
+/// What a plan of the shape would be.
+///
+/// # Errors
+/// When the shape is invalid.
+pub fn explain(_: &explain::Args, ctx: &Context, sizes: &Sizes) -> anyhow::Result<PlanRecord> {
+    let IndexerShape { sequences, queries, keys, heads, features } = sizes.indexer()?;
+    let of = |queries| Indexer::new(KvFormat::E4M3, queries, heads, features, keys);
+    Ok(ctx.explain_indexer(&match sequences {
+        None => of(queries),
+        Some(count) => of(queries * count).paged(count, count * keys.div_ceil(64), 64, keys.div_ceil(64)),
+    })?)
 }

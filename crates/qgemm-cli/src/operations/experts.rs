@@ -1,19 +1,28 @@
-//! `qgemm bench --op experts`.
+//! `--op experts` of the command: cases, explanation and measurement of mixture-of-experts products.
 
 use std::fmt;
 
 use anyhow::ensure;
 use clap::ValueEnum;
 use qgemm_api::{
-    Context, DType, ExpertArgs, ExpertProblem, Experts, Format, HostExperts, MoeArgs, MoeLayer, Quantization,
-    expert_lists,
+    Context, DType, ExpertArgs, ExpertProblem, Experts, Format, HostExperts, MoeArgs, MoeLayer, PlanRecord,
+    Quantization, expert_lists,
 };
 
 use super::gemm::quantized_x;
-use super::subject::{normal_rows, repeated_rows};
-use super::timing::{Timing, time_launches};
-use super::{Args, BenchRow, copies_of_part};
-use crate::choice::{FormatChoice, Shape};
+use qgemm_testkit::{Case, ExpertCase, FormCase, Selection, TestCase, WeightKind};
+
+use crate::bench::subject::{normal_rows, repeated_rows};
+use crate::bench::timing::{Timing, time_launches};
+use crate::bench::{Args, BenchRow, copies_of_part};
+use crate::choice::{self, FormatChoice, Shape, Sizes};
+use crate::{explain, verify};
+
+/// Sizes of `--shape`.
+pub const SHAPE: &str = "MxNxK of each expert: tokens x output features x input features";
+
+/// Options of `bench` that the operation has, among those that not all have.
+pub const BENCH_OPTIONS: &[&str] = &["--format", "--family", "--x-format"];
 
 /// Assignment of rows to experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -331,4 +340,47 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         slower: None,
         regressed: false,
     })
+}
+
+/// Each shape with 8 experts and top-2, in every form and every
+/// format that can store it. It is an error if a named format
+/// cannot.
+///
+/// # Errors
+/// When a shape is invalid, or a format cannot store it.
+pub fn cases(args: &verify::Args, wanted: &Selection) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
+    const EXPERTS: usize = 8;
+    const TOP_K: usize = 2;
+    let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
+    for shape in choice::gemm_shapes(&args.shape)? {
+        for &format in &wanted.formats {
+            if let Err(error) = format.check_k(shape.k) {
+                ensure!(args.format == FormatChoice::All, "{shape}: {error}");
+                eprintln!("left out: {error}");
+                continue;
+            }
+            let indexed = |combined| FormCase::Indexed { top_k: TOP_K, x_per_slot: false, combined };
+            let masked = FormCase::Masked { capacity: (shape.m * TOP_K).div_ceil(EXPERTS) };
+            for form in [FormCase::Contiguous, masked, indexed(false), indexed(true)] {
+                for x_dtype in DType::ALL {
+                    let each = Case::new(format, shape.m, shape.n, shape.k);
+                    let each = args.x_format.map_or(each, |format| each.with_x_format(format));
+                    let (weights, norm) = (WeightKind::Raw, args.norm);
+                    let each = Case { x_dtype, norm, weights, family: wanted.family, ..each };
+                    cases.push(Box::new(ExpertCase::new(each, EXPERTS, shape.m, form)));
+                }
+            }
+        }
+    }
+    Ok(cases)
+}
+
+/// What a plan of the shape would be.
+///
+/// # Errors
+/// When the shape is invalid.
+pub fn explain(args: &explain::Args, ctx: &Context, sizes: &Sizes) -> anyhow::Result<PlanRecord> {
+    let shape = sizes.gemm()?;
+    let experts = args.weight(ctx, shape.n, shape.k)?.experts(args.experts)?;
+    Ok(ctx.explain_experts(&experts.indexed(shape.m, args.top_k).each(|problem| args.state(problem)))?)
 }

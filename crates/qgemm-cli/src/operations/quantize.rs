@@ -1,12 +1,20 @@
-//! `qgemm bench --op quantize`.
+//! `--op quantize` of the command: cases, explanation and measurement of quantization of activations.
 
 use std::fmt;
 
-use qgemm_api::{Buffer, Context, DType, Quantization, QuantizedX, XFactor, XFormat};
-use qgemm_testkit::QuantizeCase;
+use qgemm_api::{Buffer, Context, DType, PlanRecord, Quantization, QuantizedX, XFactor, XFormat};
+use qgemm_testkit::{QuantizeCase, Selection, TestCase};
 
-use super::timing::{Timing, time_launches};
-use super::{Args, BenchRow, copies};
+use crate::bench::timing::{Timing, time_launches};
+use crate::bench::{Args, BenchRow, copies};
+use crate::choice::Sizes;
+use crate::{explain, verify};
+
+/// Sizes of `--shape`.
+pub const SHAPE: &str = "RxC: rows x columns";
+
+/// Options of `bench` that the operation has, among those that not all have.
+pub const BENCH_OPTIONS: &[&str] = &["--x-format"];
 
 /// Default rows and columns.
 const SHAPES: [[usize; 2]; 4] = [[1, 7168], [64, 7168], [512, 7168], [4096, 7168]];
@@ -65,7 +73,7 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         plan.run(&stream, args)
     };
     let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &places, args.pace(), launch)?;
-    let bytes_per_second = plan.bytes() as f64 / median;
+    let bytes_per_second = plan.bytes() / median;
     Ok(BenchRow {
         device: ctx.info().name.clone(),
         shape: format!("{rows}x{columns}"),
@@ -84,4 +92,35 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         slower: None,
         regressed: false,
     })
+}
+
+/// Each shape with every type of X and format.
+///
+/// # Errors
+/// When a shape is invalid, or a format cannot store it.
+pub fn cases(args: &verify::Args, _: &Selection) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
+    let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
+    for sizes in &args.shape {
+        let [rows, columns] = sizes.matrix("quantize")?;
+        for to in QuantizeCase::formats().filter(|&to| args.x_format.is_none_or(|format| format == to)) {
+            cases.extend(
+                DType::ALL.map(|from| -> Box<dyn TestCase> { Box::new(QuantizeCase::new(rows, columns, from, to)) }),
+            );
+        }
+    }
+    Ok(cases)
+}
+
+/// What a plan of the shape would be.
+///
+/// # Errors
+/// When the shape is invalid.
+pub fn explain(args: &explain::Args, ctx: &Context, sizes: &Sizes) -> anyhow::Result<PlanRecord> {
+    let [rows, columns] = sizes.matrix("quantize")?;
+    Ok(ctx.explain_quantization(&Quantization::new(
+        rows,
+        columns,
+        args.x_dtype,
+        args.x_format.unwrap_or(XFormat::Q8_0),
+    ))?)
 }

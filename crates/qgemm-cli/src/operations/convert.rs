@@ -1,13 +1,23 @@
-//! `qgemm bench --op convert`.
+//! `--op convert` of the command: cases, explanation and measurement of conversions.
 
 use std::fmt;
 
 use anyhow::ensure;
-use qgemm_api::{Buffer, Context, Conversion, ConversionArgs, DType};
+use qgemm_api::{Buffer, Context, Conversion, ConversionArgs, DType, PlanRecord};
 
-use super::subject::normal_rows;
-use super::timing::{Timing, time_launches};
-use super::{Args, BenchRow, copies};
+use qgemm_testkit::{ConvertCase, ConvertLayout, Selection, TestCase};
+
+use crate::bench::subject::normal_rows;
+use crate::bench::timing::{Timing, time_launches};
+use crate::bench::{Args, BenchRow, copies};
+use crate::choice::Sizes;
+use crate::{explain, verify};
+
+/// Sizes of `--shape`.
+pub const SHAPE: &str = "RxC: rows x columns";
+
+/// Options of `bench` that the operation has, among those that not all have.
+pub const BENCH_OPTIONS: &[&str] = &["--from", "--to", "--transposed", "--gathered", "--row-factors"];
 
 /// Default rows and columns.
 const SHAPES: [[usize; 2]; 2] = [[512, 4096], [4096, 7168]];
@@ -103,7 +113,7 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         plan.run(&stream, args)
     };
     let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &places, args.pace(), launch)?;
-    let bytes_per_second = plan.bytes() as f64 / median;
+    let bytes_per_second = plan.bytes() / median;
     Ok(BenchRow {
         device: ctx.info().name.clone(),
         shape: format!("{rows}x{columns}"),
@@ -122,4 +132,31 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         slower: None,
         regressed: false,
     })
+}
+
+/// Each shape with every pair of types, plain and transposed.
+///
+/// # Errors
+/// When a shape is invalid, or a format cannot store it.
+pub fn cases(args: &verify::Args, _: &Selection) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
+    let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
+    for sizes in &args.shape {
+        let [rows, columns] = sizes.convert()?;
+        for (from, to) in DType::ALL.into_iter().flat_map(|from| DType::ALL.map(|to| (from, to))) {
+            for x_transposed in [false, true] {
+                let layout = ConvertLayout { x_transposed, ..ConvertLayout::default() };
+                cases.push(Box::new(ConvertCase { layout, ..ConvertCase::new(rows, columns, from, to) }));
+            }
+        }
+    }
+    Ok(cases)
+}
+
+/// What a plan of the shape would be.
+///
+/// # Errors
+/// When the shape is invalid.
+pub fn explain(args: &explain::Args, ctx: &Context, sizes: &Sizes) -> anyhow::Result<PlanRecord> {
+    let [rows, columns] = sizes.convert()?;
+    Ok(ctx.explain_conversion(&Conversion::new(rows, columns, DType::F32, args.x_dtype))?)
 }

@@ -1,0 +1,213 @@
+//! [`GatherRows`]: rows of a weight by index, an embedding look-up: builder, plan and arguments.
+
+use std::fmt;
+use std::ops::Deref;
+
+use qgemm_formats::{DType, ElementType};
+use qgemm_hal::op::gather_rows::{STATUS_FINE, STATUS_WORDS};
+use qgemm_hal::{BufferMut, BufferRef, CheckedGatherRows, GatherRowsOperand, Stream};
+use qgemm_sched::Preferences;
+
+use crate::context::Context;
+use crate::described::DescribedWeight;
+use crate::error::Error;
+use crate::operand::{Checks, Extent, Stored, WIDE_ACCESS, check_dimension};
+use crate::planned::{Bound, Planned, Wanted, chosen_by_traffic, explain};
+use crate::record::{PlanRecord, Recorded};
+use crate::weight::{Memory, Weight, WeightShape};
+
+/// Rows of a weight by index, `D[i, :] = dequantize(W[ids[i], :])`, rounded once to D's type: llama.cpp's `GET_ROWS`,
+/// `torch.nn.Embedding`. Described for [`Context::plan_gather_rows`].
+///
+/// Ids are u32 on the device. An id that is no row of W gives a row of zeros, and the status of the run names the first one.
+#[derive(Clone, Debug)]
+pub struct GatherRows {
+    weight: WeightShape,
+    rows: usize,
+    d_dtype: DType,
+    d_row_stride: Option<u64>,
+    d_alignment: usize,
+}
+
+impl GatherRows {
+    /// `rows` rows of `weight`, `[rows, K]` in f32.
+    pub fn new(weight: &Weight, rows: usize) -> Self {
+        Self::of_shape(*weight.shape(), rows)
+    }
+
+    /// The same of a weight that need not be there ([`Context::describe_weight`]).
+    pub fn of_described(weight: &DescribedWeight, rows: usize) -> Self {
+        Self::of_shape(*weight.shape(), rows)
+    }
+
+    fn of_shape(weight: WeightShape, rows: usize) -> Self {
+        Self { weight, rows, d_dtype: DType::F32, d_row_stride: None, d_alignment: WIDE_ACCESS }
+    }
+
+    /// Element type of D.
+    pub fn d_dtype(mut self, dtype: DType) -> Self {
+        self.d_dtype = dtype;
+        self
+    }
+
+    /// Elements from one row of D to the next.
+    pub fn d_row_stride(mut self, row_stride: u64) -> Self {
+        self.d_row_stride = Some(row_stride);
+        self
+    }
+
+    /// What D's address is a multiple of, in bytes, at every run. 16 when not given.
+    pub fn d_alignment(mut self, bytes: usize) -> Self {
+        self.d_alignment = bytes;
+        self
+    }
+
+    fn check(&self) -> Result<CheckedGatherRows, Error> {
+        let WeightShape { format, class, n, gated, k, stored_k, row_scale, k_order, .. } = self.weight;
+        if gated {
+            let (expected, got) = ("a weight that is no gated pair".to_owned(), self.weight.to_string());
+            return Err(Error::WrongWeight { expected, got });
+        }
+        check_dimension("rows", self.rows)?;
+        let (dtype, alignment) = (self.d_dtype, self.d_alignment);
+        let d = Stored { name: "D", rows: self.rows, columns: k, dtype, alignment }.check(self.d_row_stride)?;
+        let rows = self.rows;
+        Ok(CheckedGatherRows { rows, table_rows: n, k, stored_k, format, class, row_scale, k_order, d })
+    }
+}
+
+/// A kernel chosen and made ready for one [`GatherRows`]; made by [`Context::plan_gather_rows`]. Its text says what a run
+/// launches. It runs with every weight of the shape that it was made for.
+#[derive(Debug)]
+pub struct GatherRowsPlan {
+    planned: Planned<CheckedGatherRows>,
+    weight: WeightShape,
+}
+
+impl Deref for GatherRowsPlan {
+    type Target = Planned<CheckedGatherRows>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.planned
+    }
+}
+
+impl fmt::Display for GatherRowsPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.planned.fmt(f)
+    }
+}
+
+/// What one run of a [`GatherRowsPlan`] reads and writes.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct GatherRowsArgs<'a> {
+    /// The weight.
+    pub w: &'a Weight,
+    /// Row of the weight for each row of D: u32.
+    pub ids: BufferRef<'a>,
+    /// The rows, `[rows, K]`.
+    pub d: BufferMut<'a>,
+    /// Written: 16 bytes that [`GatherRowsPlan::check_status`] reads.
+    pub status: BufferMut<'a>,
+}
+
+impl<'a> GatherRowsArgs<'a> {
+    /// What every run has.
+    pub fn new(
+        w: &'a Weight,
+        ids: impl Into<BufferRef<'a>>,
+        d: impl Into<BufferMut<'a>>,
+        status: impl Into<BufferMut<'a>>,
+    ) -> Self {
+        Self { w, ids: ids.into(), d: d.into(), status: status.into() }
+    }
+}
+
+impl Context {
+    /// Chooses a kernel for `gather` and makes it ready. What was planned before is known, as with [`Context::plan`].
+    ///
+    /// # Errors
+    /// When the gather is not valid, its weight is on another device, no family serves it, or the kernel cannot be made ready.
+    pub fn plan_gather_rows(&self, gather: &GatherRows) -> Result<GatherRowsPlan, Error> {
+        self.check_weight(gather.weight.device)?;
+        let planned = Planned::new(self, gather.check()?, Preferences::default())?;
+        Ok(GatherRowsPlan { planned, weight: gather.weight })
+    }
+
+    /// What [`Context::plan_gather_rows`] would choose: see [`Context::explain`].
+    ///
+    /// # Errors
+    /// When the gather is not valid, or its weight is on another device.
+    pub fn explain_gather_rows(&self, gather: &GatherRows) -> Result<PlanRecord, Error> {
+        self.check_weight(gather.weight.device)?;
+        explain(self, &gather.check()?, &Preferences::default())
+    }
+}
+
+chosen_by_traffic!(CheckedGatherRows);
+
+impl Recorded for CheckedGatherRows {}
+
+impl Bound for CheckedGatherRows {
+    fn wanted(&self, operand: GatherRowsOperand, _: bool) -> Wanted {
+        use GatherRowsOperand as O;
+        match operand {
+            O::Ids => Wanted::always("ids", Extent::of_values(ElementType::Int32, self.rows)),
+            O::D => Wanted::always("D", Extent::of(&self.d, self.rows, self.k)),
+            O::Status => Wanted::always("status", Extent::of_values(ElementType::Int32, STATUS_WORDS)),
+            // The weight is bound by what describes it.
+            O::W | O::RowScale | O::KOrder => Wanted::optional("an operand of the weight", None, "the weight has it"),
+        }
+    }
+}
+
+impl GatherRowsPlan {
+    /// Submits the gather to `stream`. Allocates nothing, waits for nothing and takes no lock, so it may be captured in a CUDA
+    /// graph. Ids that are no row are no error here: the status holds the first.
+    ///
+    /// # Errors
+    /// When an operand is too short, misaligned or on another device; when the weight is not like the one planned for; or a
+    /// device error. Nothing has been written then.
+    pub fn run(&self, stream: &Stream, args: GatherRowsArgs<'_>) -> Result<(), Error> {
+        use GatherRowsOperand as O;
+        let GatherRowsArgs { w, ids, d, status } = args;
+        Checks(self.device()).device("weight", w.device())?;
+        self.weight.check_serves(w.shape())?;
+        let mut run = self.start(stream)?;
+        run.read(O::Ids, ids)?;
+        run.write(O::D, d)?;
+        run.write(O::Status, status)?;
+        if run.is_nothing() {
+            // No id is wrong.
+            return run.zero(stream, O::Status);
+        }
+        let Memory { data, row_scale, k_order } = w.memory();
+        run.operands.read(O::W, data.into());
+        run.operands.read_if_any(O::RowScale, row_scale.as_ref().map(Into::into));
+        run.operands.read_if_any(O::KOrder, k_order.as_ref().map(Into::into));
+        run.launch(stream)
+    }
+
+    /// Waits for the default stream and reads the status of a run: whether every id is a row. A run on another stream is to be
+    /// [synchronized](Context::synchronize) with first.
+    ///
+    /// # Errors
+    /// [`Error::UnknownRow`], which names the first id that is none; or when `status` is too short or on another device, or a
+    /// device error.
+    pub fn check_status<'a>(&self, ctx: &Context, status: impl Into<BufferRef<'a>>) -> Result<(), Error> {
+        let (status, checks) = (status.into(), Checks(self.device()));
+        checks.device("context", ctx.info().id)?;
+        let extent = Extent::of_values(ElementType::Int32, STATUS_WORDS);
+        checks.view("status", status, extent)?;
+        let bytes = ctx.download(status.slice(0..extent.bytes())?)?;
+        let mut words = [0u32; STATUS_WORDS];
+        for (word, bytes) in words.iter_mut().zip(bytes.as_chunks().0) {
+            *word = u32::from_le_bytes(*bytes);
+        }
+        match words {
+            [STATUS_FINE, ..] => Ok(()),
+            [_, row, _, id] => Err(Error::UnknownRow { row: row as usize, id, rows: self.op().table_rows }),
+        }
+    }
+}
