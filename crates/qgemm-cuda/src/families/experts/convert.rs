@@ -1,21 +1,23 @@
-//! X prologue of MoE GEMM: converts X to the 16-bit type
+//! Convert stage, the X prologue of MoE GEMM: converts X to the 16-bit type
 //! of the matrix instructions. f16 rows are scaled by powers of
 //! two, which row factors undo in the product.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::DType;
 use qgemm_hal::abi::dtype_code;
-use qgemm_hal::{
-    CheckedExperts, CheckedGemm, Dense, ExpertOperand, ExpertsPlan, HalError, LaunchStep, Operands, Variant, XPrologue,
-};
+use qgemm_hal::{CheckedExperts, CheckedGemm, Dense, ExpertOperand, HalError, Operands, Variant, XPrologue};
 
-use super::super::gemm::x_prologue;
-use super::super::kernel_launch::{MakeKernel, Params, Places};
-use super::super::launch_params::LaunchParams;
-use super::{Constants, Step};
+use super::list::list_bytes;
+use super::planned::{PlannedExperts, ProductX};
+use super::stage::Stage;
+use super::stage_kernel::{Constants, StageKernel};
+use crate::families::gemm::x_prologue;
+use crate::families::kernel_launch::{Params, Places};
+use crate::families::launch_params::LaunchParams;
 use crate::spec::KernelSpec;
 
 /// Columns of a row that a thread writes at once.
@@ -25,16 +27,16 @@ const ALIGNMENT: usize = 256;
 const THREADS: u32 = 256;
 const FACTOR: usize = size_of::<f32>();
 
-const fn step(name: &'static str, constants: Constants) -> Step {
+const fn kernel(name: &'static str, constants: Constants) -> StageKernel {
     let (entry, symbol) = ("entry/experts_convert.cu", "qg_experts_convert");
-    Step { name, entry, symbol, threads: THREADS, shared_bytes: THREADS / 32 * 4, constants }
+    StageKernel { name, entry, symbol, threads: THREADS, shared_bytes: THREADS / 32 * 4, constants }
 }
 
 /// Kernels by types and by whether rows have factors.
-static STEPS: [((DType, DType, bool), Step); 3] = [
-    ((DType::F32, DType::F16, true), step("convert_f32_f16", |_| constants(DType::F32, DType::F16, true))),
-    ((DType::BF16, DType::F16, true), step("convert_bf16_f16", |_| constants(DType::BF16, DType::F16, true))),
-    ((DType::F32, DType::BF16, false), step("convert_f32_bf16", |_| constants(DType::F32, DType::BF16, false))),
+static KERNELS: [((DType, DType, bool), StageKernel); 3] = [
+    ((DType::F32, DType::F16, true), kernel("convert_f32_f16", |_| constants(DType::F32, DType::F16, true))),
+    ((DType::BF16, DType::F16, true), kernel("convert_bf16_f16", |_| constants(DType::BF16, DType::F16, true))),
+    ((DType::F32, DType::BF16, false), kernel("convert_f32_bf16", |_| constants(DType::F32, DType::BF16, false))),
 ];
 
 fn constants(x: DType, d: DType, row_factors: bool) -> Vec<(&'static str, u32)> {
@@ -43,31 +45,31 @@ fn constants(x: DType, d: DType, row_factors: bool) -> Vec<(&'static str, u32)> 
 }
 
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
-    STEPS.iter().map(move |(_, step)| step.spec(variant))
+    KERNELS.iter().map(move |(_, kernel)| kernel.spec(variant))
 }
 
-/// Converted X in the scratch part of the workspace.
+/// The convert stage, with its regions of the scratch memory.
 #[derive(Clone, Debug)]
-pub(super) struct ConvertedX {
+pub(super) struct ConvertStage {
     /// The products that read it.
     pub product: CheckedExperts,
     /// The prologue.
     pub prologue: XPrologue,
-    step: &'static Step,
+    kernel: &'static StageKernel,
     /// Byte ranges of the rows of X and of the row
-    /// factors, relative to [`ExpertsPlan::scratch`].
+    /// factors, relative to [`scratch`](qgemm_hal::ExpertsPlan::scratch).
     x: Range<usize>,
     factors: Range<usize>,
 }
 
-impl ConvertedX {
+impl ConvertStage {
     /// Layout after the first `bytes` bytes of scratch. `None` when X
     /// is read in place, or sizes overflow.
-    pub(super) fn of(op: &CheckedExperts, variant: Variant, bytes: usize) -> Option<Self> {
+    pub fn of(op: &CheckedExperts, variant: Variant, bytes: usize) -> Option<Self> {
         let x = op.each.plain_x().ok()?;
         let (dtype, prologue) = x_prologue(&op.each, &x, variant)?;
         let XPrologue::Convert { row_factors } = prologue else { return None };
-        let (_, step) = STEPS.iter().find(|(types, _)| *types == (x.dtype, dtype, row_factors))?;
+        let (_, kernel) = KERNELS.iter().find(|(types, _)| *types == (x.dtype, dtype, row_factors))?;
         let columns = op.each.k.checked_next_multiple_of(GROUP)?;
         let converted = Dense::rows_of(dtype, columns);
         let start = bytes.checked_next_multiple_of(ALIGNMENT)?;
@@ -77,38 +79,39 @@ impl ConvertedX {
         let each =
             CheckedGemm { x: converted.into(), token_scale: op.each.token_scale || row_factors, ..op.each.clone() };
         let product = CheckedExperts { each, ..op.clone() };
-        Some(Self { product, prologue, step, x: start..end, factors: first..first.checked_add(of_factors)? })
+        Some(Self { product, prologue, kernel, x: start..end, factors: first..first.checked_add(of_factors)? })
+    }
+
+    /// The stage of a plan, if it converts X.
+    pub fn of_plan(planned: &PlannedExperts<'_>) -> Option<Self> {
+        let PlannedExperts { op, plan, info, variant } = *planned;
+        plan.config.tile.x_prologue.and_then(|_| Self::of(op, variant, list_bytes(op, info)))
     }
 
     /// End of the converted X in the scratch memory, in bytes.
-    pub(super) fn end(&self) -> usize {
+    pub fn end(&self) -> usize {
         self.factors.end
     }
 
-    fn in_workspace(plan: &ExpertsPlan, part: &Range<usize>) -> Range<usize> {
-        plan.scratch + part.start..plan.scratch + part.end
-    }
-
-    /// Binds the converted X to `product`, and its row
-    /// factors if it has any.
-    pub(super) fn read_by(&self, product: LaunchStep, plan: &ExpertsPlan) -> LaunchStep {
-        use ExpertOperand as O;
-        let product = product.bind_part(O::X, O::Workspace, Self::in_workspace(plan, &self.x));
-        match self.factors.is_empty() {
-            true => product,
-            false => product.bind_part(O::TokenScale, O::Workspace, Self::in_workspace(plan, &self.factors)),
+    /// X as the product reads it. Its row factors, if any, include
+    /// the caller's token scales.
+    pub fn product_x<'a>(&self, planned: &PlannedExperts<'a>) -> ProductX<'a> {
+        let in_place = ProductX::in_place(planned.op);
+        ProductX {
+            op: Cow::Owned(self.product.clone()),
+            x: planned.scratch(&self.x),
+            token_scale: match self.factors.is_empty() {
+                true => in_place.token_scale,
+                false => planned.scratch(&self.factors),
+            },
+            ..in_place
         }
     }
 
-    /// The launch that converts the X of `op`.
-    pub(super) fn step(
-        &self,
-        op: &CheckedExperts,
-        plan: &ExpertsPlan,
-        variant: Variant,
-        make: &mut MakeKernel<'_>,
-    ) -> Result<LaunchStep, HalError> {
+    /// The launch with its operands.
+    pub fn stage(&self, planned: &PlannedExperts<'_>) -> Stage {
         use ExpertOperand as O;
+        let op = planned.op;
         let (x, to) = (op.each.plain_x().unwrap_or(op.each.d), self.product.each.plain_x().unwrap_or(op.each.d));
         let rows = op.x_rows();
         let launch = Convert {
@@ -125,12 +128,10 @@ impl ConvertedX {
             factors: self.factors.start - self.x.start,
             scales: op.each.token_scale,
         };
-        let mut step = self.step.launch(variant, [(rows as u32).max(1), 1, 1], Arc::new(launch)).step::<O>(make)?;
-        step = step.bind(O::X, O::X);
-        if op.each.token_scale {
-            step = step.bind(O::TokenScale, O::TokenScale);
-        }
-        Ok(step.bind_part(O::Workspace, O::Workspace, Self::in_workspace(plan, &(self.x.start..self.end()))))
+        let launch = self.kernel.launch(planned.variant, [(rows as u32).max(1), 1, 1], Arc::new(launch));
+        let scales = [O::TokenScale].into_iter().filter(|_| op.each.token_scale);
+        let stage = Stage::new(launch).with_own([O::X]).with_own(scales);
+        stage.with(O::Workspace, planned.scratch(&(self.x.start..self.end())))
     }
 }
 
