@@ -49,7 +49,7 @@ pub use op::attention::{
 };
 pub use op::convert::{ConvertConfig, ConvertOperand, ConvertPlan, ConvertSpec};
 pub use op::dequantize::{DequantizeConfig, DequantizeOperand, DequantizePlan, DequantizeSpec};
-pub use op::expert_lists::{ListedSlots, list_parts};
+pub use op::expert_lists::list_parts;
 pub use op::experts::{Combine, ExpertFault, ExpertForm, ExpertOperand, ExpertStepSpec, ExpertsConfig, ExpertsPlan};
 pub use op::gemm::{
     Activation, GemmOperand, GemmSpec, LaunchPlan, NormedX, Schedule, Segment, StreamK, TileConfig, WorkTile,
@@ -62,6 +62,7 @@ pub use op::kv_append::{
     CheckedRotary, KvAppendConfig, KvAppendLaunch, KvAppendOperand, KvAppendSpec, KvAppendStep, RotaryAngles,
     RotaryPairs,
 };
+pub use op::listed_slots::ListedSlots;
 pub use op::matmul::{BatchedDense, FactorFormat, MatmulConfig, MatmulLayout, MatmulOperand, MatmulPlan, MatmulSpec};
 pub use op::norm::{
     AddedResidual, NormConfig, NormFunction, NormKind, NormLaunch, NormOperand, NormQuantizeSpec, NormSpec, QuantizedD,
