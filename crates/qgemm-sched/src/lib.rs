@@ -24,6 +24,7 @@ pub mod convert;
 pub mod dequantize;
 mod error;
 pub mod experts;
+mod families;
 pub mod gemm;
 pub mod indexer;
 pub mod kv_append;
@@ -35,7 +36,8 @@ pub mod quantize;
 pub mod routing;
 pub mod unpack;
 
-pub use candidates::{Candidates, Offered, wanted_families};
+pub use candidates::{Candidates, Offered};
 pub use error::{Refusal, SchedError, TunedError};
+pub use families::wanted_families;
 pub use gemm::{AvoidedKernel, Bound, Cost, Cut, INVARIANT_M, Partition, Preferences, TunedTable, estimate};
 pub use measured::Measured;
