@@ -30,8 +30,8 @@ use qgemm_api::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::Holds;
 use crate::choice::{self, FormatChoice, Op, Sizes};
+use crate::holds::Holds;
 use crate::measured;
 use crate::opening::Opening;
 use crate::out;

@@ -10,7 +10,8 @@ use qgemm_api::{
 };
 
 use crate::choice::{self, IndexerShape, Op, Sizes, keys_of};
-use crate::{Holds, out};
+use crate::holds::Holds;
+use crate::out;
 
 /// Options of the command.
 #[derive(clap::Args)]

@@ -14,9 +14,9 @@ use qgemm_testkit::{
 use rayon::prelude::*;
 use serde::Serialize;
 
-use crate::Holds;
 use crate::choice::{self, FormatChoice, IndexerShape, Op, Sizes};
 use crate::counters;
+use crate::holds::Holds;
 use crate::out;
 use crate::progress::Progress;
 use crate::stress::{self, Draw};
