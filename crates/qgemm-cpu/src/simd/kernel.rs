@@ -5,13 +5,8 @@
 
 use qgemm_formats::{DType, Encoding};
 
-use super::vector::{LANES, Vector};
+use super::vector::{LANES, VALUE_BYTE, Vector, WORDS};
 use super::{BLOCK_ROWS, KTile, TILES};
-
-/// Byte of a word in which value `i` of four neighbours stands (`qgemm-formats`, `prepack.rs`).
-pub const VALUE_BYTE: [u32; 4] = [0, 2, 1, 3];
-/// Bytes of a word of sixteen rows.
-pub const WORDS: usize = LANES * 4;
 
 /// What scales act on, of codes of up to eight bits.
 trait Number {
