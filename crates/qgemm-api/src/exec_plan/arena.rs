@@ -5,8 +5,10 @@ use std::ops::Range;
 use qgemm_hal::{Buffer, BufferMut, BufferRef, Device, Stream};
 
 use super::file::{MemoryPlan, Region, RegionKind};
-use super::load::WORKSPACE;
 use crate::error::Error;
+
+/// Name of the workspace's region.
+pub(super) const WORKSPACE: &str = "workspace";
 
 /// Memory for everything in a plan that changes: activations, temporaries and the workspace. Weights are in memory of their own
 /// ([`Context::load`](crate::Context::load)). Made by [`LoadedPlan::arena`](super::LoadedPlan::arena).

@@ -262,6 +262,3 @@ impl LoadedPlan {
         })
     }
 }
-
-/// Name of the workspace's region.
-pub(super) const WORKSPACE: &str = "workspace";
