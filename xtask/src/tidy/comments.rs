@@ -1,6 +1,6 @@
 //! Rules for comments: the field's terms, and short lines. `docs/internals/glossary.md` has the terms.
 
-use super::{Finding, Source};
+use super::finding::{Finding, Source};
 
 /// Paths whose comments are held to [`MAX_WORDS`].
 const SHORT: &[&str] = &["crates/qgemm-cuda/kernels/", "crates/qgemm-wgpu/shaders/", "crates/qgemm-sched/src/"];
