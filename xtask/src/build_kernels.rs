@@ -5,6 +5,7 @@
 //! bundles are assembled. Unchanged kernels are not compiled again, and an
 //! interrupted build continues where it stopped.
 
+mod job;
 mod workers;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,6 +20,7 @@ use qgemm_hal::{KernelId, Spec};
 use crate::kernels_lock::{Differences, Lock, Row};
 use crate::nvrtc;
 use crate::sass::Disassembler;
+use job::Job;
 
 /// Days after which all of the sample has been drawn.
 const DAYS: u64 = 6;
@@ -67,13 +69,6 @@ pub struct Args {
     /// Run as worker I of N.
     #[arg(long, hide = true, value_name = "I/N")]
     worker: Option<String>,
-}
-
-/// One kernel for one target.
-#[derive(Clone)]
-struct Job {
-    spec: KernelSpec,
-    target: Target,
 }
 
 /// Kernels built for a target.

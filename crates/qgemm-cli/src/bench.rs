@@ -19,8 +19,8 @@ use qgemm_api::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::Holds;
 use crate::choice::{self, FormatChoice, Sizes};
+use crate::holds::Holds;
 use crate::measured;
 use crate::opening::Opening;
 use crate::operations::experts::Form;

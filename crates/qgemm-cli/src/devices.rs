@@ -3,7 +3,7 @@
 use qgemm_api::{DeviceInfo, DeviceListing, Format, devices};
 use serde::Serialize;
 
-use crate::Holds;
+use crate::holds::Holds;
 use crate::out;
 use crate::table::{self, Column, Row, numbers, words};
 

@@ -7,8 +7,9 @@ use std::path::PathBuf;
 use qgemm_api::{Activation, Context, DType, DescribedWeight, Format, Problem, XFormat, XPrecision};
 
 use crate::choice::{self, Sizes};
+use crate::holds::Holds;
 use crate::operations::Op;
-use crate::{Holds, out};
+use crate::out;
 
 /// Options of the command.
 #[derive(clap::Args)]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use qgemm_api::{TensorInfo, TensorKind};
 use serde::Serialize;
 
-use crate::Holds;
+use crate::holds::Holds;
 use crate::opening::Opening;
 use crate::out;
 use crate::table::{self, Column, Row, numbers, words};

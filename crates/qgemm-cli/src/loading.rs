@@ -5,9 +5,9 @@ use std::time::Instant;
 use qgemm_api::{Context, DeviceKind};
 use serde::Serialize;
 
-use crate::Holds;
 use crate::bench::subject;
 use crate::choice::{FormatChoice, Shape};
+use crate::holds::Holds;
 use crate::out;
 use crate::progress::Progress;
 use crate::table::{Column, Row, Table, numbers, words};

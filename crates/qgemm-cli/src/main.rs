@@ -11,6 +11,7 @@ mod devices;
 mod explain;
 #[cfg(test)]
 mod fuzz;
+mod holds;
 mod inspect;
 mod loading;
 mod measured;
@@ -36,6 +37,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use qgemm_api::printable;
 use tracing_subscriber::EnvFilter;
+
+use holds::Holds;
 
 #[derive(Parser)]
 #[command(name = "qgemm", version, about = "Quantized matrix multiplication: devices, model files, checks, benchmarks")]
@@ -79,13 +82,6 @@ enum Command {
     Support(support::Args),
     /// Measure how fast weights are packed and loaded.
     Loading(loading::Args),
-}
-
-/// Whether the check of a command succeeded.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Holds {
-    Yes,
-    No,
 }
 
 fn main() -> ExitCode {

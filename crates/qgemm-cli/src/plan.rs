@@ -6,9 +6,10 @@ use anyhow::Context as _;
 use qgemm_api::exec::{ExecPlan, RegionKind};
 use qgemm_api::{Context, DType, PlanOptions, Tuned, XPrecision, open_model};
 
+use crate::holds::Holds;
 use crate::table::bytes;
 use crate::whole_file::{Existing, WholeFile};
-use crate::{Holds, out, text_file};
+use crate::{out, text_file};
 
 /// Options of the command.
 #[derive(clap::Args)]

@@ -9,10 +9,11 @@ use serde::Serialize;
 
 use crate::bench::subject;
 use crate::choice::{self, FormatChoice, Sizes};
+use crate::holds::Holds;
 use crate::opening::Opening;
+use crate::out;
 use crate::progress::Progress;
 use crate::table::{self, Column, Row, numbers, words};
-use crate::{Holds, out};
 
 /// Options of the command.
 #[derive(clap::Args)]

@@ -12,7 +12,7 @@ use qgemm_api::gguf::{GgufHeader, GgufValue, file_type};
 use qgemm_api::{Format, Model, NumberType, TensorInfo, TensorKind, format_for_k, model_files, quantize_matrix};
 use serde::Serialize;
 
-use crate::Holds;
+use crate::holds::Holds;
 use crate::opening::Opening;
 use crate::progress::Progress;
 use crate::table::{Column, Row, Table, numbers, words};

@@ -11,9 +11,10 @@ use std::path::PathBuf;
 use anyhow::ensure;
 use qgemm_api::Context;
 
+use crate::holds::Holds;
+use crate::out;
 use crate::table::bytes;
 use crate::whole_file::{Existing, WholeFile};
-use crate::{Holds, out};
 use input::{Results, read};
 use page::Page;
 

@@ -12,7 +12,7 @@ use qgemm_api::{Context, DType, Format, HostWeight, Problem, Weight, XPrecision}
 use qgemm_testkit::{WeightKind, weight};
 use serde::Serialize;
 
-use crate::Holds;
+use crate::holds::Holds;
 use crate::out;
 use crate::table::{self, Column, Row, words};
 use x_formats::XFormats;

@@ -14,12 +14,13 @@ use serde::Serialize;
 
 use crate::bench::subject::{self, Subject};
 use crate::choice::{self, FormatChoice, Shape, Sizes};
+use crate::holds::Holds;
 use crate::opening::Opening;
 use crate::operations::Op;
+use crate::out;
 use crate::progress::Progress;
 use crate::table::{self, Column, Row, numbers, words};
 use crate::whole_file::{Existing, WholeFile};
-use crate::{Holds, out};
 
 /// Options of the command.
 #[derive(clap::Args)]

@@ -8,9 +8,9 @@ use qgemm_testkit::{Failure, Outcome, Selection, Suite, TestCase, Verdict};
 use rayon::prelude::*;
 use serde::Serialize;
 
-use crate::Holds;
 use crate::choice::{self, FormatChoice, Sizes};
 use crate::counters;
+use crate::holds::Holds;
 use crate::operations::Op;
 use crate::out;
 use crate::progress::Progress;

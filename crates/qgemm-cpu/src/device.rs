@@ -15,13 +15,11 @@ use rayon::ThreadPool;
 
 use crate::families;
 use crate::pool::Pool;
+use crate::processor::{CLOCK, Processor};
 use crate::simd::Simd;
 
 const ID: DeviceId = DeviceId::CPU;
 
-/// Clock for estimating rates, in cycles per second. Only their
-/// ratio to the bandwidth matters.
-pub(crate) const CLOCK: f64 = 2.5e9;
 /// FMA units of a core with vector instructions.
 const FMA_UNITS: f64 = 2.0;
 /// Time for waking a pool's sleeping threads from outside and waiting
@@ -32,8 +30,7 @@ const LAUNCH_SECONDS: f64 = 1e-5;
 pub struct CpuDevice {
     info: DeviceInfo,
     default_stream: Stream,
-    simd: &'static Simd,
-    pool: Pool,
+    processor: Processor,
 }
 
 impl CpuDevice {
@@ -45,8 +42,7 @@ impl CpuDevice {
         Self {
             info: info(host, host.simd, host.cores),
             default_stream: HostStream::stream(ID),
-            simd: Simd::best(),
-            pool: Pool::default(),
+            processor: Processor { simd: Simd::best(), pool: Pool::default() },
         }
     }
 
@@ -55,9 +51,9 @@ impl CpuDevice {
     #[must_use]
     pub fn with_pool(mut self, pool: Arc<ThreadPool>) -> Self {
         let threads = u32::try_from(pool.current_num_threads()).unwrap_or(u32::MAX);
-        self.info.rates = rates(self.simd.level(), threads);
+        self.info.rates = rates(self.processor.simd.level(), threads);
         self.info.units = threads;
-        self.pool = Pool::new(pool);
+        self.processor.pool = Pool::new(pool);
         self
     }
 
@@ -66,7 +62,7 @@ impl CpuDevice {
     /// # Errors
     /// [`HalError::Unsupported`] when the CPU does not support it.
     pub fn with_simd(mut self, level: SimdLevel) -> Result<Self, HalError> {
-        self.simd = Simd::new(level).ok_or_else(|| HalError::Unsupported {
+        self.processor.simd = Simd::new(level).ok_or_else(|| HalError::Unsupported {
             device: ID,
             what: format!("the SIMD level {}", level.name()),
             why: format!("the processor has {}", Host::detect().simd.name()),
@@ -75,23 +71,6 @@ impl CpuDevice {
         self.info.features = features(level);
         self.info.rates = rates(level, self.info.units);
         Ok(self)
-    }
-
-    /// The CPU behind a device.
-    ///
-    /// # Errors
-    /// [`HalError::WrongDevice`] for another backend's device.
-    pub(crate) fn of(device: &dyn Device) -> Result<&Self, HalError> {
-        let wrong = HalError::WrongDevice { device: device.info().id, what: "a kernel family of the CPU" };
-        device.as_any().downcast_ref().ok_or(wrong)
-    }
-
-    pub(crate) fn simd(&self) -> &'static Simd {
-        self.simd
-    }
-
-    pub(crate) fn pool(&self) -> &Pool {
-        &self.pool
     }
 }
 
@@ -207,6 +186,6 @@ impl Device for CpuDevice {
     }
 
     fn as_any(&self) -> &dyn Any {
-        self
+        &self.processor
     }
 }

@@ -46,6 +46,7 @@ mod ordered;
 mod packed;
 mod planes;
 mod pool;
+mod processor;
 mod simd;
 mod source_hash;
 

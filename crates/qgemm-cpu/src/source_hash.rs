@@ -18,7 +18,7 @@ macro_rules! sources {
 }
 
 sources! {
-    "arena.rs" "convert.rs" "given_codes.rs" "job.rs" "operand.rs" "ordered.rs" "packed.rs" "planes.rs" "pool.rs"
+    "arena.rs" "convert.rs" "given_codes.rs" "job.rs" "operand.rs" "ordered.rs" "packed.rs" "planes.rs" "pool.rs" "processor.rs"
     "families/attention/mod.rs" "families/attention/keys.rs" "families/attention/rows.rs"
     "families/convert.rs" "families/experts.rs" "families/experts/combine.rs" "families/experts/index.rs" "families/mod.rs"
     "families/gemm/mod.rs" "families/gemm/fma.rs" "families/gemm/int8.rs" "families/gemm/share.rs"

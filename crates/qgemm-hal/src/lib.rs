@@ -45,7 +45,7 @@ pub use mapped_file::{MappedFile, check_regular};
 pub use op::attention::{
     Addressing, AttentionStep, HeadRows, KvFormat, KvPaging, KvPlaces, KvRows, MaskBits, Paging, QueryLengths,
 };
-pub use op::expert_lists::{ListedSlots, list_parts};
+pub use op::expert_lists::list_parts;
 pub use op::experts::{Combine, ExpertFault, ExpertForm, ExpertStep};
 pub use op::gemm::{
     Activation, NormedX, Schedule, Segment, StreamK, WorkTile, WorkspaceLayout, XOperand, XPlaneRegions, XPlanes,
@@ -53,6 +53,7 @@ pub use op::gemm::{
 };
 pub use op::indexer::{IndexerKeys, IndexerResult, IndexerRows, IndexerStep};
 pub use op::kv_append::{CheckedRotary, KvAppendStep, RotaryAngles, RotaryPairs};
+pub use op::listed_slots::ListedSlots;
 pub use op::matmul::{BatchedDense, FactorFormat, MatmulLayout};
 pub use op::norm::{AddedResidual, NormFunction, NormKind, QuantizedD, XPlace};
 pub use op::optimizer::{MomentFactors, StepFactors, UpdateKind, UpdateRule};

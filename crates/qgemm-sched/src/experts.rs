@@ -5,8 +5,9 @@ use qgemm_hal::{
     TileConfig,
 };
 
-use crate::candidates::{Candidates, wanted_families};
+use crate::candidates::Candidates;
 use crate::error::SchedError;
+use crate::families::wanted_families;
 use crate::gemm::{Cost, First, INVARIANT_M, Preferences, TunedTable, processor};
 
 /// Picks the family and config for `op` on

@@ -21,13 +21,15 @@ pub mod attention;
 mod candidates;
 mod error;
 pub mod experts;
+mod families;
 pub mod gemm;
 pub mod indexer;
 pub mod matmul;
 mod measured;
 pub mod memory_bound;
 
-pub use candidates::{Candidates, Offered, wanted_families};
+pub use candidates::{Candidates, Offered};
 pub use error::{Refusal, SchedError, TunedError};
+pub use families::wanted_families;
 pub use gemm::{AvoidedKernel, Bound, Cost, Cut, INVARIANT_M, Partition, Preferences, TunedTable, estimate};
 pub use measured::Measured;

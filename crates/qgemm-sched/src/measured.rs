@@ -3,7 +3,15 @@
 use qgemm_hal::{CheckedExperts, CheckedMatmul, DeviceInfo, ExpertForm, ExpertsPlan, KernelId, MatmulPlan, Operation};
 use serde::{Deserialize, Serialize};
 
-use crate::gemm::tuned::{as_text, last_of_range};
+/// Upper end of the M range that `m` belongs to.
+pub(crate) fn last_of_range(m: usize) -> usize {
+    match m {
+        0..=8 => m.next_power_of_two(),
+        9..=64 => m.next_multiple_of(8),
+        65..=256 => m.next_multiple_of(32),
+        _ => m.checked_next_power_of_two().unwrap_or(m),
+    }
+}
 
 /// An operation with measured configs in a
 /// [`TunedTable`](crate::TunedTable).
@@ -107,4 +115,18 @@ pub(crate) struct MeasuredRecord {
     pub key: ProblemKey,
     #[serde(flatten)]
     pub found: MeasuredKernel,
+}
+
+/// Kernel identities as JSON strings.
+pub(crate) mod as_text {
+    use qgemm_hal::KernelId;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub fn serialize<S: Serializer>(id: &KernelId, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(id)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<KernelId, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
 }

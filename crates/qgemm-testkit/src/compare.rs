@@ -3,7 +3,7 @@
 //! must not average away one wrong tile) and every row (tokens
 //! may differ in magnitude by any factor).
 
-use crate::gemm::Expected;
+use crate::expected::Expected;
 use crate::limits::Tolerance;
 
 /// Edge of a compared tile.

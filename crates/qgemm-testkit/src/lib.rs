@@ -21,6 +21,7 @@ mod attention;
 mod compare;
 mod conformance;
 mod convert;
+mod expected;
 mod experts;
 pub mod fuzz;
 mod gather_rows;
@@ -48,10 +49,11 @@ pub use conformance::{check_group, skipped};
 pub use convert::{
     ConvertCase, ConvertLayout, ConvertOrder, ConvertValues, convert, converted_row, nearest, run_conversion,
 };
+pub use expected::Expected;
 pub use experts::{ExpertCase, FormCase, IndexKind};
 pub use gather_rows::GatherRowsCase;
 pub use gemm::{
-    ActOrder, Added, Case, Epilogue, Expected, Layout, Resolution, Rounding, TOKENS, activate, exemptions, multiply,
+    ActOrder, Added, Case, Epilogue, Layout, Resolution, Rounding, TOKENS, activate, exemptions, multiply,
     multiply_gated, random_case, rounded, run,
 };
 pub use gradient::{GradientCase, GradientExperts, RowGroups};

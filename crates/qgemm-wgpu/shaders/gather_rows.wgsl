@@ -3,7 +3,8 @@
 // one is the id's. The ids take the binding of C, and `out_features`
 // is the number of W's rows.
 
-fn put_quad(row: u32, stored: u32, values: vec4<f32>) {
+fn put_quad(row: u32, stored: u32, four_values: vec4<f32>) {
+    var values = four_values;
     if (!has(FLAG_K_ORDER)) {
         if (stored < p.shape.k) {
             store4(row, stored, min(4u, p.shape.k - stored), values);
@@ -24,12 +25,11 @@ fn decoded(id: u32, stored: u32) -> vec4<f32> {
     let numbers = numbers_of(quad_words(rows, column / 4u));
     let affine = affine(rows, column / SUB_BLOCK);
     let lane = id % 4u;
-    let values = vec4<f32>(
-        scaled(numbers.a, 1.0, affine)[lane],
-        scaled(numbers.b, 1.0, affine)[lane],
-        scaled(numbers.c, 1.0, affine)[lane],
-        scaled(numbers.d, 1.0, affine)[lane],
-    );
+    var a = scaled(numbers.a, 1.0, affine);
+    var b = scaled(numbers.b, 1.0, affine);
+    var c = scaled(numbers.c, 1.0, affine);
+    var e = scaled(numbers.d, 1.0, affine);
+    let values = vec4<f32>(a[lane], b[lane], c[lane], e[lane]);
     if (has(FLAG_ROW_SCALE)) {
         return values * row_scale[row_scale_first() + id];
     }

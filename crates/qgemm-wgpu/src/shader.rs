@@ -2,6 +2,8 @@
 //! parts, the weight's layout and encoding with `dequant/<stem>.wgsl`, X,
 //! the epilogue, D, and the family's main loop.
 
+mod texts;
+
 use std::fmt::Write;
 
 use qgemm_formats::{Encoding, Format, ScaleType, XParts};
@@ -14,187 +16,20 @@ use crate::families::{dequantize, modes};
 use crate::template::expand;
 use crate::weight_code::WeightCode;
 
-const ABI: &str = include_str!("../shaders/generated/abi.wgsl");
-const PARAMS: &str = include_str!("../shaders/params.wgsl");
-const CONVERT_PARAMS: &str = include_str!("../shaders/convert_params.wgsl");
-const MODES: &str = include_str!("../shaders/modes.wgsl");
-const NUMBERS: &str = include_str!("../shaders/numbers.wgsl");
-const ROWS_BESIDE: &str = include_str!("../shaders/rows_beside.wgsl");
-const ROWS_OF_TILES: &str = include_str!("../shaders/rows_of_tiles.wgsl");
-const PACKED: &str = include_str!("../shaders/packed.wgsl");
-const INTEGER: &str = include_str!("../shaders/encoding/integer.wgsl");
-const CODEBOOK: &str = include_str!("../shaders/encoding/codebook.wgsl");
-const INTEGER_BYTES: &str = include_str!("../shaders/encoding/integer_bytes.wgsl");
-const E4M3: &str = include_str!("../shaders/encoding/e4m3.wgsl");
-const E5M2: &str = include_str!("../shaders/encoding/e5m2.wgsl");
-const PLAIN: &str = include_str!("../shaders/encoding/plain.wgsl");
-const SCALE: &str = include_str!("../shaders/scaling/scale.wgsl");
-const TWO_FACTORS: &str = include_str!("../shaders/scaling/two_factors.wgsl");
-const SCALE_AND_MIN: &str = include_str!("../shaders/scaling/scale_and_min.wgsl");
-const X: &str = include_str!("../shaders/x.wgsl");
-const OPERANDS: &str = include_str!("../shaders/operands.wgsl");
-const ACTIVATION: &str = include_str!("../shaders/activation.wgsl");
-const EPILOGUE: &str = include_str!("../shaders/epilogue.wgsl");
-const WHOLE_K: &str = include_str!("../shaders/whole_k.wgsl");
-const PART_OF_K: &str = include_str!("../shaders/part_of_k.wgsl");
-const GEMM_SUM: &str = include_str!("../shaders/gemm_sum.wgsl");
-const HALVES: &str = include_str!("../shaders/halves.wgsl");
-const STORE: &str = include_str!("../shaders/store.wgsl");
-const STORE_WORDS: &str = include_str!("../shaders/store_words.wgsl");
-const STORE_VECTORS: &str = include_str!("../shaders/store_vectors.wgsl");
-const EXPERTS_PARAMS: &str = include_str!("../shaders/experts_params.wgsl");
-const EXPERTS_CHECK: &str = include_str!("../shaders/experts_check.wgsl");
-const EXPERTS_GATHER: &str = include_str!("../shaders/experts_gather.wgsl");
-const EXPERTS_COMBINE: &str = include_str!("../shaders/experts_combine.wgsl");
-/// MoE entry point.
-pub(crate) const EXPERTS_ENTRY: &str = include_str!("../shaders/experts_entry.wgsl");
-/// Default entry point.
-pub(crate) const ENTRY: &str = include_str!("../shaders/entry.wgsl");
-const CONVERT: &str = include_str!("../shaders/convert.wgsl");
-const MATMUL: &str = include_str!("../shaders/matmul.wgsl");
-const MATMUL_PARAMS: &str = include_str!("../shaders/matmul_params.wgsl");
-const ROUTING_PARAMS: &str = include_str!("../shaders/routing_params.wgsl");
-const ROUTING_TOP_K: &str = include_str!("../shaders/routing_top_k.wgsl");
-const ROUTING_LISTS: &str = include_str!("../shaders/routing_lists.wgsl");
-const ROUTING_COUNT: &str = include_str!("../shaders/routing_count.wgsl");
-const ROUTING_SCAN: &str = include_str!("../shaders/routing_scan.wgsl");
-const ROUTING_SCATTER: &str = include_str!("../shaders/routing_scatter.wgsl");
-const NORM_PARAMS: &str = include_str!("../shaders/norm_params.wgsl");
-const NORM_D_PARAMS: &str = include_str!("../shaders/norm_d_params.wgsl");
-const NORM_D: &str = include_str!("../shaders/norm_d.wgsl");
-const NORM_PLANES_PARAMS: &str = include_str!("../shaders/norm_planes_params.wgsl");
-const NORM_PLANES: &str = include_str!("../shaders/norm_planes.wgsl");
-const HALF_OF: &str = include_str!("../shaders/half_of.wgsl");
-const OPTIMIZER: &str = include_str!("../shaders/optimizer.wgsl");
-const NORM_WRITTEN: &str = include_str!("../shaders/norm_written.wgsl");
-const NORM: &str = include_str!("../shaders/norm.wgsl");
-
-const QUANTIZE_PARAMS: &str = include_str!("../shaders/quantize_params.wgsl");
-const QUANTIZE_CODES: &str = include_str!("../shaders/quantize_codes.wgsl");
-const QUANTIZE: &str = include_str!("../shaders/quantize.wgsl");
-
-const DEQUANTIZE: &str = include_str!("../shaders/dequantize.wgsl");
-
-const KV_CODES: &str = include_str!("../shaders/kv_codes.wgsl");
-const KV_APPEND: &str = include_str!("../shaders/kv_append.wgsl");
-const KV_APPEND_PLAIN: &str = include_str!("../shaders/kv_append_plain.wgsl");
-const KV_APPEND_CODES: &str = include_str!("../shaders/kv_append_codes.wgsl");
-const KV_APPEND_FACTOR: &str = include_str!("../shaders/kv_append_factor.wgsl");
-const KV_APPEND_BLOCKS: &str = include_str!("../shaders/kv_append_blocks.wgsl");
-const INDEXER_PARAMS: &str = include_str!("../shaders/indexer_params.wgsl");
-const INDEXER_SCORE: &str = include_str!("../shaders/indexer_score.wgsl");
-const INDEXER_CHOOSE: &str = include_str!("../shaders/indexer_choose.wgsl");
-const ATTENTION: &str = include_str!("../shaders/attention.wgsl");
-const ATTENTION_MASK: &str = include_str!("../shaders/attention_mask.wgsl");
-const ATTENTION_MASK_IN_PLACE: &str = include_str!("../shaders/attention_mask_in_place.wgsl");
-const ATTENTION_PLAIN: &str = include_str!("../shaders/attention_plain.wgsl");
-const ATTENTION_CODES: &str = include_str!("../shaders/attention_codes.wgsl");
-
-/// Texts shared by the product families.
-const COMMON: [&str; 25] = [
-    ABI,
-    PARAMS,
-    MODES,
-    NUMBERS,
-    ROWS_BESIDE,
-    ROWS_OF_TILES,
-    PACKED,
-    INTEGER,
-    CODEBOOK,
-    INTEGER_BYTES,
-    E4M3,
-    E5M2,
-    PLAIN,
-    SCALE,
-    TWO_FACTORS,
-    SCALE_AND_MIN,
-    X,
-    OPERANDS,
-    ACTIVATION,
-    EPILOGUE,
-    HALVES,
-    STORE,
-    WHOLE_K,
-    PART_OF_K,
-    GEMM_SUM,
-];
-
-/// All texts of `convert`.
-pub(crate) const CONVERT_TEXTS: [&str; 11] =
-    [ABI, CONVERT_PARAMS, MODES, NUMBERS, X, OPERANDS, HALVES, STORE, STORE_WORDS, STORE_VECTORS, CONVERT];
-
-/// Texts used only by MoE GEMM.
-pub(crate) const EXPERTS_TEXTS: [&str; 5] =
-    [EXPERTS_PARAMS, EXPERTS_ENTRY, EXPERTS_CHECK, EXPERTS_GATHER, EXPERTS_COMBINE];
-
-/// All texts of `matmul`.
-pub(crate) const MATMUL_TEXTS: [&str; 8] = [ABI, MATMUL_PARAMS, MODES, NUMBERS, ACTIVATION, HALVES, STORE, MATMUL];
-
-/// All texts of `routing`.
-pub(crate) const ROUTING_TEXTS: [&str; 8] =
-    [ABI, ROUTING_PARAMS, NUMBERS, ROUTING_TOP_K, ROUTING_LISTS, ROUTING_COUNT, ROUTING_SCAN, ROUTING_SCATTER];
-
-/// All texts of `quantize`.
-pub(crate) const QUANTIZE_TEXTS: [&str; 8] =
-    [ABI, QUANTIZE_PARAMS, MODES, NUMBERS, X, OPERANDS, QUANTIZE_CODES, QUANTIZE];
-
-/// All texts of `dequantize`.
-pub(crate) const DEQUANTIZE_TEXTS: [&str; 3] = [ABI, NUMBERS, DEQUANTIZE];
-
-/// All texts of `attention`.
-pub(crate) const ATTENTION_TEXTS: [&str; 7] =
-    [NUMBERS, KV_CODES, ATTENTION_PLAIN, ATTENTION_CODES, ATTENTION_MASK, ATTENTION_MASK_IN_PLACE, ATTENTION];
-
-/// All texts of `kv_append`.
-pub(crate) const KV_APPEND_TEXTS: [&str; 7] =
-    [NUMBERS, KV_APPEND, KV_APPEND_PLAIN, KV_CODES, KV_APPEND_FACTOR, KV_APPEND_BLOCKS, KV_APPEND_CODES];
-
-/// All texts of `indexer`.
-pub(crate) const INDEXER_TEXTS: [&str; 4] = [NUMBERS, INDEXER_PARAMS, INDEXER_SCORE, INDEXER_CHOOSE];
-
-/// All texts of `norm`.
-pub(crate) const NORM_TEXTS: [&str; 11] = [
-    ABI,
-    NUMBERS,
-    HALF_OF,
-    NORM_PARAMS,
-    NORM_D_PARAMS,
-    NORM_PLANES_PARAMS,
-    QUANTIZE_CODES,
-    NORM_WRITTEN,
-    NORM,
-    NORM_D,
-    NORM_PLANES,
-];
-
-/// All texts of `optimizer`.
-pub(crate) const OPTIMIZER_TEXTS: [&str; 5] = [ABI, NUMBERS, HALF_OF, NORM_WRITTEN, OPTIMIZER];
-
-/// Texts shared by the product families, including those of all formats.
-pub(crate) fn common_texts() -> impl Iterator<Item = &'static str> {
-    COMMON.into_iter().chain(DEQUANT.iter().map(|(_, source)| *source))
-}
-
-macro_rules! snippets {
-    ($($stem:literal)*) => {
-        &[$(($stem, include_str!(concat!("../shaders/dequant/", $stem, ".wgsl"))),)*]
-    };
-}
-
-/// Stem and source of every dequantization snippet.
-static DEQUANT: &[(&str, &str)] = snippets![
-    "f32" "f16" "bf16"
-    "q4_0" "q4_1" "q5_0" "q5_1" "q8_0"
-    "q2_k" "q3_k" "q4_k" "q5_k" "q6_k"
-    "iq4_nl" "iq4_xs" "mxfp4" "nvfp4"
-    "int2" "int3" "int4" "int8" "int8_channel"
-    "fp8_e4m3" "fp8_e5m2" "fp8_e4m3_block128" "fp8_e5m2_block128" "mxfp8" "mxfp8_e5m2"
-];
-
-/// The snippet of a format, if any.
-pub(crate) fn dequant(format: Format) -> Option<&'static str> {
-    DEQUANT.iter().find(|(stem, _)| *stem == format.dequant).map(|(_, source)| *source)
-}
+use texts::{
+    ABI, ACTIVATION, ATTENTION, ATTENTION_CODES, ATTENTION_MASK, ATTENTION_MASK_IN_PLACE, ATTENTION_PLAIN, CODEBOOK,
+    CONVERT, CONVERT_PARAMS, DEQUANTIZE, E4M3, E5M2, EPILOGUE, EXPERTS_CHECK, EXPERTS_COMBINE, EXPERTS_GATHER,
+    EXPERTS_PARAMS, GEMM_SUM, HALF_OF, HALVES, INDEXER_CHOOSE, INDEXER_PARAMS, INDEXER_SCORE, INTEGER, INTEGER_BYTES,
+    KV_APPEND, KV_APPEND_BLOCKS, KV_APPEND_CODES, KV_APPEND_FACTOR, KV_APPEND_PLAIN, KV_CODES, MODES, NORM, NORM_D,
+    NORM_D_PARAMS, NORM_PARAMS, NORM_PLANES, NORM_PLANES_PARAMS, NORM_WRITTEN, NUMBERS, OPERANDS, OPTIMIZER, PACKED,
+    PARAMS, PART_OF_K, PLAIN, QUANTIZE_CODES, ROUTING_COUNT, ROUTING_LISTS, ROUTING_PARAMS, ROUTING_SCAN,
+    ROUTING_SCATTER, ROUTING_TOP_K, ROWS_BESIDE, ROWS_OF_TILES, SCALE, SCALE_AND_MIN, STORE, STORE_VECTORS,
+    STORE_WORDS, TWO_FACTORS, WHOLE_K, X,
+};
+pub(crate) use texts::{
+    ATTENTION_TEXTS, CONVERT_TEXTS, DEQUANTIZE_TEXTS, ENTRY, EXPERTS_ENTRY, EXPERTS_TEXTS, INDEXER_TEXTS,
+    KV_APPEND_TEXTS, MATMUL_TEXTS, NORM_TEXTS, OPTIMIZER_TEXTS, QUANTIZE_TEXTS, ROUTING_TEXTS, common_texts, dequant,
+};
 
 /// Workgroup memory in bytes that decoding a format needs.
 pub(crate) fn table_bytes(format: Format) -> u32 {
@@ -501,6 +336,7 @@ fn scaling(format: Format) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use super::texts::DEQUANT;
     use super::*;
     use crate::adapter::CooperativeMatrices;
     use crate::families::gemm::{gemv, gemv_int8, int8, matrix, simt};

@@ -15,7 +15,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use qgemm_cuda::build::{self, BuildError};
 use serde::{Deserialize, Serialize};
 
-use super::Job;
+use super::job::Job;
 
 /// Failed kernels whose log is printed. Others are only named.
 const MAX_LOGS: usize = 5;

@@ -1,7 +1,7 @@
 //! Comment rules: the field's terms and short lines.
 //! `docs/internals/glossary.md` has the terms.
 
-use super::{Finding, Source};
+use super::finding::{Finding, Source};
 
 /// Files of `qgemm-api` without the limits on length and
 /// first words.

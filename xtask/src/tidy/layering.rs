@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use super::Finding;
+use super::finding::Finding;
 use crate::workspace;
 
 /// Allowed dependencies of each crate, outside of tests.

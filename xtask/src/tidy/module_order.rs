@@ -1,198 +1,198 @@
 //! Module order. Modules with circular imports cannot be read,
-//! tested or replaced one by one; in the folders below, a
-//! module uses only earlier modules.
+//! tested or replaced one by one. In every folder, the imports
+//! between its modules must not form a cycle.
+//!
+//! The order is computed, not listed: the modules of a folder are
+//! nodes, and so is the folder's own file. Re-exports are followed to
+//! the module that defines the item.
 
-use std::path::Path;
+mod imports;
 
-use super::{Finding, Source};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 
-/// Place of the modules that a folder's list does not name, such as
-/// those of operations. They do not use one another.
-const SIBLINGS: &str = "*";
+use super::finding::{Finding, Source};
+use imports::Crate;
 
-/// Folders with their modules, lowest first. The folder's `lib.rs`
-/// or `mod.rs` may use all of them.
-const ORDERS: &[(&str, &[&str])] = &[
-    (
-        "crates/qgemm-cuda/src",
-        &[
-            "hash",
-            "private",
-            "replace",
-            "driver",
-            "arch",
-            "binary",
-            "source",
-            "spec",
-            "target",
-            "artifact",
-            "stream",
-            "memory",
-            "chip",
-            "nvrtc",
-            "tensor_map",
-            "jit",
-            "function",
-            "cache",
-            "bundle",
-            "store",
-            "gpu",
-            "launch",
-            "address_space",
-            "graph",
-            "probe",
-            "families",
-            "device",
-            "build",
-        ],
-    ),
-    (
-        "crates/qgemm-cuda/src/families",
-        &[
-            "prelude",
-            "launch_params",
-            "kernel_launch",
-            "quantize",
-            "attention",
-            SIBLINGS,
-            "gemm",
-            "experts",
-            "repack",
-            "catalog",
-        ],
-    ),
-    (
-        "crates/qgemm-cuda/src/families/gemm",
-        &[
-            "types",
-            "common",
-            "shares",
-            "main_loop",
-            "instance",
-            "spills",
-            "gemv",
-            "gemm_simt",
-            "gemm_sliced_k",
-            "sm70_two_stage",
-            "sm80_cp_async",
-            "sm80_s8_cp_async",
-            "sm70_s8_two_stage",
-            "sm90_w4a8_wgmma_ws",
-            "sm90_s8_groups_wgmma_ws",
-            "sm90_wgmma_ws",
-            "sm90_bulk_stream",
-            "sm90_bulk_sliced_k",
-            "sm120_tma_ws",
-            "instances",
-            "x_prologue",
-            "params",
-            "fp8",
-            "sm89_fp8_cp_async",
-            "sm90_fp8_wgmma_ws",
-            "sm90_s8_wgmma_ws",
-            "fp8_kernels",
-            "sm120_block_scaled",
-            "projection",
-            "sequence",
-            "families",
-        ],
-    ),
+/// Imports that close a cycle and must still be removed: folder,
+/// importing module, imported module. [`ANY`] stands for every
+/// module. An entry that closes no cycle is a finding.
+const CLOSING: &[(&str, &str, &str)] = &[
+    ("crates/qgemm-api/src", ANY, "context"),
+    ("crates/qgemm-api/src", "plan_cache", "gemm"),
+    ("crates/qgemm-api/src", "plan_cache", "planned"),
+    ("crates/qgemm-api/src", "weight", "experts"),
+    ("crates/qgemm-api/src/exec_plan", "build", "backward"),
+    ("crates/qgemm-api/src/exec_plan", "build", "product"),
+    ("crates/qgemm-api/src/exec_plan", "operands", "file"),
+    ("crates/qgemm-api/src/exec_plan", "product", "backward"),
+    ("crates/qgemm-api/src/tune", "ways", OWN),
+    ("crates/qgemm-cli/src", "operations", "bench"),
+    ("crates/qgemm-cli/src", "stress", "verify"),
+    ("crates/qgemm-cli/src/bench", ANY, OWN),
+    ("crates/qgemm-cli/src/support", "x_formats", OWN),
+    ("crates/qgemm-cpu/src/families/gemm", ANY, OWN),
+    ("crates/qgemm-cuda/src/families", "catalog", OWN),
+    ("crates/qgemm-cuda/src/families/attention", ANY, OWN),
+    ("crates/qgemm-cuda/src/families/attention", "tile_lists", "wgmma"),
+    ("crates/qgemm-cuda/src/families/indexer", ANY, OWN),
+    ("crates/qgemm-cuda/src/families/indexer", "gather", "wgmma"),
+    ("crates/qgemm-cuda/src/families/matmul", ANY, OWN),
+    ("crates/qgemm-cuda/src/families/norm", "quantized", OWN),
+    ("crates/qgemm-emu/src", "families", "device"),
+    ("crates/qgemm-emu/src/machine", ANY, "block"),
+    ("crates/qgemm-emu/src/machine", "delivery", "tensor_copy"),
+    ("crates/qgemm-emu/src/model", ANY, OWN),
+    ("crates/qgemm-formats/src", ANY, "desc"),
+    ("crates/qgemm-formats/src", "error", ANY),
+    ("crates/qgemm-formats/src", "weight", "gated"),
+    ("crates/qgemm-formats/src", "weight", "prepack"),
+    ("crates/qgemm-formats/src", "x_format", "activation"),
+    ("crates/qgemm-formats/src/model", ANY, OWN),
+    ("crates/qgemm-formats/src/model", "grouped", "awq"),
+    ("crates/qgemm-formats/src/model", "grouped", "gptq"),
+    ("crates/qgemm-formats/src/model", "grouped", "recognise"),
+    ("crates/qgemm-formats/src/model", "unserved", "recognise"),
+    ("crates/qgemm-hal/src", "device", "family"),
+    ("crates/qgemm-hal/src", "error", ANY),
+    ("crates/qgemm-hal/src", "kernel_id", "op"),
+    ("crates/qgemm-hal/src", "op", "sequence"),
+    ("crates/qgemm-hal/src", "operations", "op"),
+    ("crates/qgemm-hal/src", "operands", "op"),
+    ("crates/qgemm-hal/src", "sequence", "profile"),
+    ("crates/qgemm-hal/src/op", "dequantize", "gemm"),
+    ("crates/qgemm-hal/src/op", "norm", "gemm"),
+    ("crates/qgemm-hal/src/op/gemm", "workspace", "plan"),
+    ("crates/qgemm-sched/src/gemm", "processor", "cost"),
+    ("crates/qgemm-testkit/src", ANY, "suite"),
+    ("crates/qgemm-testkit/src", "weights", "gemm"),
+    ("crates/qgemm-testkit/src/attention", "mask", "case"),
+    ("crates/qgemm-wgpu/src", "adapter", "device"),
+    ("crates/qgemm-wgpu/src", "adapter", "families"),
+    ("crates/qgemm-wgpu/src", "adapter", "shared"),
+    ("crates/qgemm-wgpu/src", "bind_groups", "shared"),
+    ("crates/qgemm-wgpu/src", "families", "device"),
+    ("crates/qgemm-wgpu/src", "pipeline", "families"),
+    ("crates/qgemm-wgpu/src", "pipeline", "shared"),
+    ("crates/qgemm-wgpu/src", "shader", "families"),
+    ("crates/qgemm-wgpu/src", "shared", "families"),
+    ("crates/qgemm-wgpu/src/families", ANY, OWN),
+    ("crates/qgemm-wgpu/src/families/experts", "kernel", OWN),
+    ("crates/qgemm-wgpu/src/families/gemm", ANY, OWN),
 ];
 
-/// Checks every Rust file of those folders, except its tests.
+/// Any module of a folder.
+const ANY: &str = "*";
+/// The folder's own file: `lib.rs`, `main.rs`, `mod.rs` or the
+/// file beside the folder.
+const OWN: &str = ".";
+
+/// Checks the modules of every crate, except tests.
 pub fn check(sources: &[Source]) -> Vec<Finding> {
-    let is_rust = |path: &Path| path.extension().is_some_and(|e| e == "rs");
-    let is_tests = |path: &Path| path.to_string_lossy().ends_with("_tests.rs");
-    sources.iter().filter(|s| is_rust(&s.path) && !is_tests(&s.path)).flat_map(file).collect()
+    check_except(sources, CLOSING)
 }
 
-fn file(source: &Source) -> Vec<Finding> {
-    let path = source.path.to_string_lossy();
-    let Some((root, inner)) = path.split_once("/src/") else { return Vec::new() };
-    let mut own: Vec<&str> = inner.trim_end_matches(".rs").split('/').collect();
-    if matches!(own.last(), Some(&("mod" | "lib" | "main"))) {
-        own.pop();
-    }
+fn check_except(sources: &[Source], closing: &[(&str, &str, &str)]) -> Vec<Finding> {
+    let mut unused: BTreeSet<_> = closing.iter().collect();
     let mut findings = Vec::new();
-    for &(folder, order) in ORDERS {
-        let Some(within) = folder.strip_prefix(root).and_then(|f| f.strip_prefix("/src")) else { continue };
-        let depth = within.split('/').filter(|part| !part.is_empty()).count();
-        if !Path::new(&*path).starts_with(folder) || own.len() <= depth {
-            continue;
-        }
-        let module = own[depth];
-        let place = |name: &str| order.iter().position(|m| *m == name);
-        let Some(floor) = place(module).or_else(|| place(SIBLINGS)) else {
-            findings.push(Finding::in_file(&source.path, format!("`{module}` has no place in {}", file!())));
-            continue;
-        };
-        for (line, used) in imports(&source.text, &own) {
-            if used.len() <= depth || used[..depth] != own[..depth] || used[depth] == module {
-                continue;
+    for (root, sources) in crates(sources) {
+        for (folder, mut graph) in graphs(&root, &sources) {
+            let of_folder = || closing.iter().filter(|(of, ..)| folder == Path::new(of));
+            for entry in of_folder().filter(|(_, from, to)| graph.closes_cycle(from, to)) {
+                unused.remove(entry);
             }
-            let used_floor = place(used[depth]).or_else(|| place(SIBLINGS));
-            if used_floor.is_none_or(|used_floor| used_floor >= floor) {
-                let what = format!("{module} may not use {}; it may use {:?}", used[depth], &order[..floor]);
-                findings.push(Finding::at(&source.path, line, what));
-            }
+            of_folder().for_each(|(_, from, to)| graph.remove(from, to));
+            findings.extend(graph.cycle().map(|what| Finding::in_file(&folder, what)));
         }
     }
+    let stale = |(folder, from, to): &(&str, &str, &str)| {
+        Finding::in_file(folder, format!("{from} -> {to} closes no cycle; remove it from {}", file!()))
+    };
+    findings.extend(unused.into_iter().map(stale));
     findings
 }
 
-/// Every path from `crate` or `super` outside of tests, with its
-/// line, relative to the crate's root.
-fn imports<'t>(text: &'t str, own: &[&'t str]) -> Vec<(usize, Vec<&'t str>)> {
-    let code = &text[..text.find("#[cfg(test)]").unwrap_or(text.len())];
-    let mut found = Vec::new();
-    for (at, start) in code.match_indices("crate::").chain(code.match_indices("super::")) {
-        let line_start = code[..at].rfind('\n').map_or(0, |n| n + 1);
-        let before = &code[line_start..at];
-        if before.contains("//") || before.ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':') {
+/// The Rust files of each crate, by the crate's `src` folder.
+fn crates(sources: &[Source]) -> BTreeMap<PathBuf, Vec<&Source>> {
+    let mut crates = BTreeMap::<PathBuf, Vec<&Source>>::new();
+    for source in sources.iter().filter(|source| source.path.extension().is_some_and(|e| e == "rs")) {
+        let is_tests = source.path.file_stem().is_some_and(|stem| stem.to_string_lossy().ends_with("tests"));
+        let Some(root) = source.path.ancestors().find(|path| path.ends_with("src")).filter(|_| !is_tests) else {
             continue;
-        }
-        let mut rest = &code[at + start.len()..];
-        let mut base = own.to_vec();
-        match start {
-            "crate::" => base.clear(),
-            _ => drop(base.pop()),
-        }
-        while let Some(after) = rest.strip_prefix("super::") {
-            base.pop();
-            rest = after;
-        }
-        let line = code[..at].lines().count().max(1);
-        let mut paths = Vec::new();
-        tree(rest, &base, &mut paths);
-        found.extend(paths.into_iter().map(|path| (line, path)));
+        };
+        crates.entry(root.to_owned()).or_default().push(source);
     }
-    found
+    crates
 }
 
-/// Adds the paths of the import tree (`a::{b, c::d}`) at the
-/// start of `text` to `paths`, and returns the rest.
-fn tree<'t>(text: &'t str, base: &[&'t str], paths: &mut Vec<Vec<&'t str>>) -> &'t str {
-    let text = text.trim_start();
-    if let Some(mut rest) = text.strip_prefix('{') {
-        loop {
-            rest = tree(rest, base, paths).trim_start();
-            match rest.strip_prefix(',') {
-                Some(after) if !after.trim_start().starts_with('}') => rest = after,
-                _ => return rest.trim_start_matches([',', ' ', '\n']).strip_prefix('}').unwrap_or(""),
+/// Imports between the modules of one folder, each with
+/// the file and line of an example.
+#[derive(Debug, Default)]
+struct Graph<'s> {
+    edges: BTreeMap<(&'s str, &'s str), (PathBuf, usize)>,
+}
+
+/// The graph of each folder of a crate.
+fn graphs<'s>(root: &Path, sources: &[&'s Source]) -> BTreeMap<PathBuf, Graph<'s>> {
+    let all = Crate::new(root, sources);
+    let mut graphs = BTreeMap::<PathBuf, Graph<'s>>::new();
+    for import in all.imports() {
+        let shared = import.from.iter().zip(&import.to).take_while(|(a, b)| a == b).count();
+        let node = |path: &[&'s str]| path.get(shared).copied().unwrap_or(OWN);
+        let folder = import.from[..shared].iter().fold(root.to_owned(), |folder, module| folder.join(module));
+        let edge = (node(&import.from), node(&import.to));
+        graphs.entry(folder).or_default().edges.entry(edge).or_insert((import.file.to_owned(), import.line));
+    }
+    graphs
+}
+
+/// Whether `name`, perhaps [`ANY`], names the module.
+fn is_named(module: &str, name: &str) -> bool {
+    module == name || name == ANY
+}
+
+impl<'s> Graph<'s> {
+    fn remove(&mut self, from: &str, to: &str) {
+        self.edges.retain(|(a, b), _| !(is_named(a, from) && is_named(b, to)));
+    }
+
+    /// Whether an import from `from` to `to` is part of a cycle.
+    fn closes_cycle(&self, from: &str, to: &str) -> bool {
+        let matching = self.edges.keys().filter(|(a, b)| is_named(a, from) && is_named(b, to));
+        matching.into_iter().any(|(a, b)| self.path(b, a).is_some())
+    }
+
+    /// The shortest cycle, as text with the place of each import.
+    fn cycle(&self) -> Option<String> {
+        let cycles = self.edges.keys().filter_map(|&(a, b)| {
+            let path = self.path(b, a)?;
+            Some([a].into_iter().chain(path).collect::<Vec<_>>())
+        });
+        let cycle = cycles.min_by_key(Vec::len)?;
+        let edges = cycle.windows(2).map(|edge| {
+            let (file, line) = &self.edges[&(edge[0], edge[1])];
+            format!("{} -> {} ({}:{line})", edge[0], edge[1], file.display())
+        });
+        Some(format!("modules import each other: {}", edges.collect::<Vec<_>>().join(", ")))
+    }
+
+    /// The shortest path from `start` to `end`, both included.
+    fn path(&self, start: &'s str, end: &str) -> Option<Vec<&'s str>> {
+        let (mut paths, mut visited) = (vec![vec![start]], BTreeSet::from([start]));
+        let mut next = 0;
+        while let Some(path) = paths.get(next).cloned() {
+            let &last = path.last()?;
+            if last == end {
+                return Some(path);
             }
+            for &(_, to) in self.edges.keys().filter(|(from, _)| *from == last) {
+                if visited.insert(to) {
+                    paths.push(path.iter().copied().chain([to]).collect());
+                }
+            }
+            next += 1;
         }
-    }
-    let end = text.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(text.len());
-    let mut path = base.to_vec();
-    if end > 0 && &text[..end] != "self" {
-        path.push(&text[..end]);
-    }
-    match text[end..].strip_prefix("::") {
-        Some(rest) => tree(rest, &path, paths),
-        None => {
-            paths.push(path);
-            text[end..].strip_prefix('*').unwrap_or(&text[end..])
-        }
+        None
     }
 }
 
@@ -200,36 +200,64 @@ fn tree<'t>(text: &'t str, base: &[&'t str], paths: &mut Vec<Vec<&'t str>>) -> &
 mod tests {
     use super::*;
 
-    fn findings(path: &str, text: &str) -> usize {
-        file(&Source { path: Path::new("crates/qgemm-cuda/src").join(path), text: text.into() }).len()
+    fn findings(files: &[(&str, &str)], closing: &[(&str, &str, &str)]) -> Vec<String> {
+        let source =
+            |&(path, text): &(&str, &str)| Source { path: Path::new("crates/a/src").join(path), text: text.into() };
+        let sources: Vec<_> = files.iter().map(source).collect();
+        check_except(&sources, closing).iter().map(|finding| finding.to_string()).collect()
     }
 
     #[test]
-    fn modules_use_those_below() {
-        assert_eq!(findings("device.rs", "use crate::families::{self, Repack};\nuse crate::gpu::Gpu;\n"), 0);
-        assert_eq!(findings("store.rs", "use crate::device::CudaDevice;\n"), 1);
-        assert_eq!(findings("store.rs", "fn f(d: &crate::device::CudaDevice) {}\n"), 1);
-        assert_eq!(findings("store.rs", "// As `crate::device` does.\n"), 0);
-        assert_eq!(findings("store.rs", "#[cfg(test)]\nmod tests { use crate::device::CudaDevice; }\n"), 0);
-        assert_eq!(findings("lib.rs", "use device::CudaDevice;\nuse crate::store::KernelStore;\n"), 0);
+    fn modules_that_import_each_other_are_found() {
+        let one_way = [("a.rs", "use crate::b::B;\n"), ("b.rs", "pub struct B;\n"), ("lib.rs", "mod a;\nmod b;\n")];
+        assert_eq!(findings(&one_way, &[]), Vec::<String>::new());
+        let circle = [("a.rs", "use crate::b::B;\n"), ("b.rs", "fn f(a: &super::a::A) {}\n"), ("lib.rs", "")];
+        let found = findings(&circle, &[]);
+        assert_eq!(found.len(), 1);
+        assert!(found[0].contains("a -> b (crates/a/src/a.rs:1), b -> a (crates/a/src/b.rs:1)"), "{found:?}");
+    }
+
+    #[test]
+    fn comments_and_tests_import_nothing() {
+        let b = "// As `crate::a` does.\n#[cfg(test)]\nmod tests {\n    use crate::a::A;\n}\n";
+        assert_eq!(findings(&[("a.rs", "use crate::b::B;\n"), ("b.rs", b), ("lib.rs", "")], &[]).len(), 0);
+        assert_eq!(findings(&[("a.rs", "use crate::b::B;\n"), ("b/tests.rs", "use crate::a::A;\n")], &[]).len(), 0);
     }
 
     #[test]
     fn trees_of_imports_are_followed() {
-        let imports = "use super::{\n    gemm::{Engine, instances},\n    kernel_launch,\n};\n";
-        assert_eq!(findings("families/catalog.rs", imports), 0);
-        assert_eq!(findings("families/kernel_launch.rs", "use super::{\n    convert,\n    prelude,\n};\n"), 1);
-        assert_eq!(findings("families/gemm/types.rs", "use super::super::{catalog, prelude::planes};\n"), 1);
-        assert_eq!(findings("families/gemm/types.rs", "use super::instance::Instance;\n"), 1);
-        assert_eq!(findings("families/gemm/mod.rs", "use super::prelude;\nuse crate::arch;\n"), 0);
+        let a = "use crate::{\n    b::{self, c::C},\n    d,\n};\n";
+        let d = [("a.rs", a), ("b/mod.rs", "mod c;\n"), ("b/c.rs", ""), ("d.rs", "use super::a::A;\n"), ("lib.rs", "")];
+        assert_eq!(findings(&d, &[]).len(), 1);
+        let c = [("a.rs", a), ("b/mod.rs", "mod c;\n"), ("b/c.rs", "use crate::a;\n"), ("d.rs", ""), ("lib.rs", "")];
+        assert_eq!(findings(&c, &[]).len(), 1);
     }
 
     #[test]
-    fn a_module_without_a_place_and_items_of_the_folder_itself_are_found() {
-        assert_eq!(findings("new.rs", ""), 1);
-        assert_eq!(findings("families/new.rs", "use super::kernel_launch::load;\n"), 0);
-        assert_eq!(findings("families/new.rs", "use super::convert::Convert;\n"), 1);
-        assert_eq!(findings("families/kernel_launch.rs", "use super::new::New;\n"), 1);
-        assert_eq!(findings("families/kernel_launch.rs", "use super::manifest;\n"), 1);
+    fn re_exports_lead_to_the_module_that_defines_the_item() {
+        let of = |b| [("a.rs", "use crate::B;\n"), ("b.rs", b), ("lib.rs", "pub use b::{A, B};\nmod a;\nmod b;\n")];
+        assert_eq!(findings(&of("pub struct B;\n"), &[]).len(), 0);
+        assert_eq!(findings(&of("use crate::a::A;\n"), &[]).len(), 1);
+        let external = [("a.rs", "use crate::B;\n"), ("lib.rs", "pub use other::B;\nuse a::A;\n")];
+        assert_eq!(findings(&external, &[]).len(), 0);
+    }
+
+    #[test]
+    fn a_folders_own_file_is_one_of_its_modules() {
+        let own = [("a.rs", "use super::B;\n"), ("lib.rs", "mod a;\npub struct B(a::A);\n")];
+        assert_eq!(findings(&own, &[]).len(), 1);
+        let beside = [("b/a.rs", "use super::B;\n"), ("b.rs", "mod a;\npub struct B;\nfn f() { a::g() }\n")];
+        assert_eq!(findings(&beside, &[]).len(), 1);
+        let only_re_exported = [("a.rs", "use super::B;\n"), ("lib.rs", "mod a;\npub use a::A;\npub struct B;\n")];
+        assert_eq!(findings(&only_re_exported, &[]).len(), 0);
+    }
+
+    #[test]
+    fn a_listed_import_closes_a_cycle() {
+        let circle = [("a.rs", "use crate::b::B;\n"), ("b.rs", "use crate::a::A;\n"), ("lib.rs", "")];
+        assert_eq!(findings(&circle, &[("crates/a/src", "b", "a")]).len(), 0);
+        assert_eq!(findings(&circle, &[("crates/a/src", ANY, "a")]).len(), 0);
+        let open = [("a.rs", "use crate::b::B;\n"), ("b.rs", ""), ("lib.rs", "")];
+        assert_eq!(findings(&open, &[("crates/a/src", "b", "a")]).len(), 1);
     }
 }

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use super::{Finding, Source};
+use super::finding::{Finding, Source};
 
 /// The guide.
 const GUIDE: &str = "docs/extend/operation.md";

@@ -4,7 +4,8 @@
 
 use std::path::Path;
 
-use super::{Finding, Source, format_names};
+use super::finding::{Finding, Source};
+use super::format_names;
 
 /// Maximum lines of a file that is not generated.
 const MAX_LINES: usize = 800;

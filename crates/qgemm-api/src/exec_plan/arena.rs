@@ -5,8 +5,10 @@ use std::ops::Range;
 use qgemm_hal::{Buffer, BufferMut, BufferRef, Device, Stream};
 
 use super::file::{MemoryPlan, Region, RegionKind};
-use super::load::WORKSPACE;
 use crate::error::Error;
+
+/// Region name of the workspace.
+pub(super) const WORKSPACE: &str = "workspace";
 
 /// Memory of all mutable regions of a plan: activations, temporaries and the workspace.
 ///

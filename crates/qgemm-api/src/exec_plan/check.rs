@@ -8,10 +8,10 @@ use qgemm_formats::model::Model;
 use qgemm_formats::{DType, Format};
 use qgemm_hal::{Activation, DeviceKind};
 
+use super::arena::WORKSPACE;
 use super::build::END;
 use super::file::{ExecPlan, MemoryPlan, PlannedOp, PlannedWeight, Region, RegionKind};
 use super::layout::overlap;
-use super::load::WORKSPACE;
 use crate::context::Context;
 use crate::described::DescribedWeight;
 use crate::error::Error;

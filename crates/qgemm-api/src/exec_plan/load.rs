@@ -274,6 +274,3 @@ impl LoadedPlan {
         })
     }
 }
-
-/// Region name of the workspace.
-pub(super) const WORKSPACE: &str = "workspace";

@@ -10,9 +10,10 @@ use qgemm_api::{
 use serde::Serialize;
 
 use super::subject::repeated_rows;
+use crate::holds::Holds;
+use crate::out;
 use crate::progress::Progress;
 use crate::table::{Column, Row, Table, numbers, words};
-use crate::{Holds, out};
 
 /// Maximum relative loss of a choice against the best.
 const WITHIN: f64 = 0.1;

@@ -13,10 +13,10 @@ use qgemm_hal::{
 use rayon::prelude::*;
 
 use crate::arena;
-use crate::device::CpuDevice;
 use crate::operand::{Input, Output, absent, host_bytes, is_transposed};
 use crate::ordered::Ordered;
 use crate::pool::{Pool, Scratch};
+use crate::processor::Processor;
 use crate::simd::Simd;
 use crate::source_hash::SOURCE_HASH;
 
@@ -57,7 +57,7 @@ impl Family<CheckedConvert> for ConvertFamily {
         op: &CheckedConvert,
         plan: &ConvertPlan,
     ) -> Result<LaunchSequence, HalError> {
-        let cpu = CpuDevice::of(device)?;
+        let cpu = Processor::of(device)?;
         cpu.pool().reserve(!is_small(op), Scratch { tile: TILE, ..Scratch::default() });
         let kernel = CpuConvert { op: *op, simd: cpu.simd(), pool: cpu.pool().clone() };
         let grid = Tasks::new(op).grid().map(|tasks| u32::try_from(tasks).unwrap_or(u32::MAX));

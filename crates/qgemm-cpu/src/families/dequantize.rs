@@ -12,9 +12,9 @@ use qgemm_hal::{
 };
 use rayon::prelude::*;
 
-use crate::device::CpuDevice;
 use crate::operand::{PlaneRows, absent, host_bytes};
 use crate::pool::Pool;
+use crate::processor::Processor;
 use crate::source_hash::SOURCE_HASH;
 
 /// Elements below which only the calling thread works, because
@@ -44,7 +44,7 @@ impl Family<CheckedDequantize> for DequantizeFamily {
         op: &CheckedDequantize,
         plan: &DequantizePlan,
     ) -> Result<LaunchSequence, HalError> {
-        let kernel = CpuDequantize { op: *op, pool: CpuDevice::of(device)?.pool().clone() };
+        let kernel = CpuDequantize { op: *op, pool: Processor::of(device)?.pool().clone() };
         let grid = [u32::try_from(op.rows).unwrap_or(u32::MAX), 1, 1];
         let geometry = Geometry { grid, threads: 1, shared_bytes: 0 };
         let step = LaunchStep::new::<DequantizeOperand>(plan.config.kernel, geometry, Arc::new(kernel));

@@ -13,10 +13,10 @@ use qgemm_hal::{
 use rayon::prelude::*;
 
 use crate::arena;
-use crate::device::CpuDevice;
 use crate::operand::{Output, absent, host_bytes};
 use crate::packed::Packed;
 use crate::pool::{Pool, Scratch};
+use crate::processor::Processor;
 use crate::simd::{LANES, Scales, Simd};
 use crate::source_hash::SOURCE_HASH;
 
@@ -51,7 +51,7 @@ impl Family<CheckedGatherRows> for GatherRowsFamily {
         op: &CheckedGatherRows,
         plan: &GatherRowsPlan,
     ) -> Result<LaunchSequence, HalError> {
-        let cpu = CpuDevice::of(device)?;
+        let cpu = Processor::of(device)?;
         let layout = layout(op).map_err(|reason| HalError::Unsupported {
             device: DeviceId::CPU,
             what: op.kernel_name(),

@@ -19,9 +19,9 @@ use rayon::prelude::*;
 
 use super::attention::read;
 use crate::arena;
-use crate::device::CpuDevice;
 use crate::operand::{absent, host_bytes};
 use crate::pool::Pool;
+use crate::processor::Processor;
 use crate::simd::{LANES, Simd};
 use crate::source_hash::SOURCE_HASH;
 
@@ -76,7 +76,7 @@ impl Family<CheckedIndexer> for IndexerFamily {
         op: &CheckedIndexer,
         plan: &IndexerLaunch,
     ) -> Result<LaunchSequence, HalError> {
-        let cpu = CpuDevice::of(device)?;
+        let cpu = Processor::of(device)?;
         let part_queries = plan.config.part_queries;
         let kernel = CpuIndexer { op: op.clone(), part_queries, simd: cpu.simd(), pool: cpu.pool().clone() };
         let tasks = u32::try_from(kernel.tasks(0, op.queries.min(part_queries))).unwrap_or(u32::MAX);

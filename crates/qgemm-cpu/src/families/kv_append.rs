@@ -23,9 +23,9 @@ use rayon::prelude::*;
 use super::attention::keys::{Index, Sequence};
 use super::attention::read;
 use crate::convert;
-use crate::device::CpuDevice;
 use crate::operand::{absent, host_bytes};
 use crate::pool::Pool;
+use crate::processor::Processor;
 use crate::simd::Simd;
 use crate::source_hash::SOURCE_HASH;
 
@@ -64,7 +64,7 @@ impl Family<CheckedKvAppend> for KvAppendFamily {
         op: &CheckedKvAppend,
         plan: &KvAppendLaunch,
     ) -> Result<LaunchSequence, HalError> {
-        let cpu = CpuDevice::of(device)?;
+        let cpu = Processor::of(device)?;
         let kernel = CpuKvAppend { op: *op, simd: cpu.simd(), pool: cpu.pool().clone() };
         let geometry = Geometry { grid: [op.kv_heads as u32, 1, 1], threads: 1, shared_bytes: 0 };
         let step = LaunchStep::new::<KvAppendOperand>(plan.config.kernel, geometry, Arc::new(kernel));

@@ -14,10 +14,10 @@ use qgemm_hal::{
 use rayon::prelude::*;
 
 use crate::arena;
-use crate::device::CpuDevice;
 use crate::operand::{Input, Output, absent, host_bytes};
 use crate::planes::{PlaneNames, PlaneViews, Planes};
 use crate::pool::Pool;
+use crate::processor::Processor;
 use crate::simd::{Normalization, Simd};
 use crate::source_hash::SOURCE_HASH;
 
@@ -84,7 +84,7 @@ fn check(op: &CheckedNorm) -> Result<(), Unsupported> {
 
 /// The kernel of `op` as a step without bound operands.
 pub fn step(device: &dyn Device, op: &CheckedNorm) -> Result<LaunchStep, HalError> {
-    let cpu = CpuDevice::of(device)?;
+    let cpu = Processor::of(device)?;
     check(op).map_err(|reason| HalError::Unsupported {
         device: DeviceId::CPU,
         what: "norm".into(),

@@ -13,9 +13,9 @@ use qgemm_hal::{
 use rayon::prelude::*;
 
 use crate::arena;
-use crate::device::CpuDevice;
 use crate::operand::{Input, Output, absent, host_bytes};
 use crate::pool::Pool;
+use crate::processor::Processor;
 use crate::simd::Simd;
 use crate::source_hash::SOURCE_HASH;
 
@@ -51,7 +51,7 @@ impl Family<CheckedOptimizer> for OptimizerFamily {
         op: &CheckedOptimizer,
         plan: &OptimizerLaunch,
     ) -> Result<LaunchSequence, HalError> {
-        let cpu = CpuDevice::of(device)?;
+        let cpu = Processor::of(device)?;
         let kernel = CpuOptimizer { op: *op, simd: cpu.simd(), pool: cpu.pool().clone() };
         let grid = [u32::try_from(op.len.div_ceil(TASK)).unwrap_or(u32::MAX), 1, 1];
         let geometry = Geometry { grid, threads: 1, shared_bytes: 0 };

@@ -12,11 +12,11 @@ use qgemm_hal::{
 use rayon::prelude::*;
 
 use crate::arena;
-use crate::device::CpuDevice;
 use crate::operand::{Input, absent, host_bytes};
 use crate::ordered::Ordered;
 use crate::planes::{PlaneNames, PlaneViews, Planes};
 use crate::pool::Pool;
+use crate::processor::Processor;
 use crate::simd::Simd;
 use crate::source_hash::SOURCE_HASH;
 
@@ -50,7 +50,7 @@ impl Family<CheckedQuantize> for QuantizeFamily {
         op: &CheckedQuantize,
         plan: &QuantizePlan,
     ) -> Result<LaunchSequence, HalError> {
-        let cpu = CpuDevice::of(device)?;
+        let cpu = Processor::of(device)?;
         let kernel = CpuQuantize { op: *op, simd: cpu.simd(), pool: cpu.pool().clone() };
         let tasks = op.rows.div_ceil(Ordered::rows_at_once(&op.x));
         let grid = [u32::try_from(tasks).unwrap_or(u32::MAX), 1, 1];

@@ -13,10 +13,10 @@ use qgemm_hal::{
 use rayon::prelude::*;
 
 use crate::arena;
-use crate::device::CpuDevice;
 use crate::operand::{Output, absent, host_bytes};
 use crate::packed::Packed;
 use crate::pool::{Pool, Scratch};
+use crate::processor::Processor;
 use crate::simd::{BLOCK_ROWS, LANES, Scales, Simd, TILES};
 use crate::source_hash::SOURCE_HASH;
 
@@ -52,7 +52,7 @@ impl Family<CheckedUnpack> for UnpackFamily {
     }
 
     fn prepare(&self, device: &dyn Device, op: &CheckedUnpack, plan: &UnpackPlan) -> Result<LaunchSequence, HalError> {
-        let cpu = CpuDevice::of(device)?;
+        let cpu = Processor::of(device)?;
         let layout = layout(op).map_err(|reason| HalError::Unsupported {
             device: DeviceId::CPU,
             what: op.kernel_name("unpack"),

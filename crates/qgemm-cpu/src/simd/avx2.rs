@@ -5,8 +5,7 @@ use std::arch::x86_64::*;
 
 use qgemm_hal::SimdLevel;
 
-use super::kernel::VALUE_BYTE;
-use super::vector::{Dot, Vector, pairs_in_16_bits};
+use super::vector::{Dot, VALUE_BYTE, Vector, pairs_in_16_bits};
 use super::{Simd, level};
 
 #[derive(Clone, Copy)]

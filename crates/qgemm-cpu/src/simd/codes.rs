@@ -4,8 +4,7 @@ use qgemm_formats::Encoding;
 use qgemm_formats::prepack::PackedLayout;
 
 use super::Prefetch;
-use super::kernel::WORDS;
-use super::vector::Vector;
+use super::vector::{Vector, WORDS};
 
 /// Columns whose codes are decoded together: whole words of every plane.
 pub const UNIT: usize = 32;

@@ -6,13 +6,8 @@
 
 use qgemm_formats::{DType, Encoding};
 
-use super::vector::{LANES, Vector};
+use super::vector::{LANES, VALUE_BYTE, Vector, WORDS};
 use super::{BLOCK_ROWS, KTile, TILES};
-
-/// Byte of value `i` of four neighbours in a word (`prepack.rs` of `qgemm-formats`).
-pub const VALUE_BYTE: [u32; 4] = [0, 2, 1, 3];
-/// Bytes of one word of sixteen rows.
-pub const WORDS: usize = LANES * 4;
 
 /// Unscaled values of codes with up to eight bits.
 trait Number {

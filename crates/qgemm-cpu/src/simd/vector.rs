@@ -1,9 +1,12 @@
 //! [`Vector`]: sixteen lanes of f32 or 32-bit words, in one or several registers.
 
-use super::kernel::VALUE_BYTE;
-
 /// Lanes of a vector. Each lane is a row of W.
 pub const LANES: usize = 16;
+
+/// Byte of a word that holds value `i` of four neighbours (`qgemm-formats`, `prepack.rs`).
+pub const VALUE_BYTE: [u32; 4] = [0, 2, 1, 3];
+/// Bytes of a word of sixteen rows.
+pub const WORDS: usize = LANES * 4;
 
 /// Lane of each byte of four quads.
 pub const QUAD_LANES: [u8; LANES] = {
@@ -77,7 +80,7 @@ pub trait Vector: Copy {
     unsafe fn sum_of_lanes(words: Self::Words) -> u32;
     /// Stores the lowest byte of each lane, in quads of four
     /// lanes: a lane's byte is at its
-    /// [`VALUE_BYTE`](super::kernel::VALUE_BYTE).
+    /// [`VALUE_BYTE`].
     unsafe fn store_quads(to: &mut [u32; 4], words: Self::Words);
     /// Converts words as signed integers to f32.
     unsafe fn to_floats(words: Self::Words) -> Self::Floats;

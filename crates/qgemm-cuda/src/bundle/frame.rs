@@ -6,7 +6,7 @@ use std::path::Path;
 
 use ruzstd::decoding::{Dictionary, FrameDecoder};
 
-use super::BundleError;
+use super::error::BundleError;
 use crate::binary::Reader;
 #[cfg(any(test, feature = "write-bundles"))]
 use crate::binary::Writer;

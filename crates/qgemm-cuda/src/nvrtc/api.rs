@@ -6,7 +6,7 @@ use std::ptr;
 
 use libloading::Library;
 
-use super::NvrtcError;
+use super::error::NvrtcError;
 
 type Status = c_int;
 type Handle = *mut c_void;

@@ -5,60 +5,16 @@
 //! when the library is missing.
 
 mod api;
+mod error;
 mod locate;
 
-use std::ffi::{CString, NulError};
+use std::ffi::CString;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use thiserror::Error;
-
 use crate::target::Target;
+pub use error::NvrtcError;
 pub use locate::{LIBRARY_VARIABLE, toolkits};
-
-/// NVRTC errors.
-#[derive(Debug, Error, Clone)]
-#[non_exhaustive]
-pub enum NvrtcError {
-    /// The library was not found.
-    #[error("no NVRTC: {why}")]
-    Missing {
-        /// Searched locations.
-        why: String,
-    },
-    /// The library does not support a target.
-    #[error("NVRTC {version} does not compile for {target}, only for {supported:?}")]
-    UnsupportedTarget {
-        /// Library version.
-        version: String,
-        /// The requested target.
-        target: Target,
-        /// Supported compute capabilities.
-        supported: Vec<u32>,
-    },
-    /// The source does not compile.
-    #[error("{log}")]
-    Compile {
-        /// Compiler options.
-        options: String,
-        /// The compiler's log.
-        log: String,
-    },
-    /// Another call failed.
-    #[error("{call}: {message}")]
-    Call {
-        /// The call.
-        call: &'static str,
-        /// The library's message.
-        message: String,
-    },
-}
-
-impl From<NulError> for NvrtcError {
-    fn from(error: NulError) -> Self {
-        NvrtcError::Call { call: "nvrtcCreateProgram", message: error.to_string() }
-    }
-}
 
 /// Result of a compilation.
 #[derive(Clone, Debug)]

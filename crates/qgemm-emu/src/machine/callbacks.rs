@@ -26,79 +26,6 @@ pub(super) struct Place {
     pub shared: *mut u8,
 }
 
-/// Function table (`EmuRuntime` in `kernels/emu.cuh`).
-#[repr(C)]
-pub(crate) struct Runtime {
-    place: extern "C" fn() -> *const Place,
-    load_shared: unsafe extern "C" fn(*const u8, u32, *mut u8, *const c_char, u32),
-    store_shared: unsafe extern "C" fn(*mut u8, u32, *const u8, *const c_char, u32),
-    load_global: unsafe extern "C" fn(*const u8, u32, *mut u8, u32, *const c_char, u32),
-    store_global: unsafe extern "C" fn(*mut u8, u32, *const u8, *const c_char, u32),
-    atomic_add: unsafe extern "C" fn(*mut u32, u32, u32, *const c_char, u32) -> u32,
-    atomic_add_shared: unsafe extern "C" fn(*mut u32, u32, *const c_char, u32) -> u32,
-    store_relaxed: unsafe extern "C" fn(*mut u32, u32, *const c_char, u32),
-    fence: unsafe extern "C" fn(),
-    barrier: unsafe extern "C" fn(u32, u32, u32, *const c_char, u32),
-    collective: unsafe extern "C" fn(u32, *const u32, u32, *mut u32, u32, *const c_char, u32),
-    ldmatrix: unsafe extern "C" fn(u32, u32, *const c_void, *mut u32, *const c_char, u32),
-    stmatrix: unsafe extern "C" fn(u32, u32, *mut c_void, *const u32, *const c_char, u32),
-    cp_async: unsafe extern "C" fn(*mut u8, *const u8, u32, u32, *const c_char, u32),
-    cp_async_commit: unsafe extern "C" fn(),
-    cp_async_wait: unsafe extern "C" fn(u32, *const c_char, u32),
-    cp_async_arrive: unsafe extern "C" fn(*mut u64, *const c_char, u32),
-    bulk_copy: unsafe extern "C" fn(*mut u8, *const u8, u32, *mut u64, *const c_char, u32),
-    grid_wait: unsafe extern "C" fn(),
-    mbarrier_init: unsafe extern "C" fn(*mut u64, u32, *const c_char, u32),
-    mbarrier_fence: unsafe extern "C" fn(),
-    mbarrier_arrive: unsafe extern "C" fn(*mut u64, u32, *const c_char, u32),
-    mbarrier_wait: unsafe extern "C" fn(*mut u64, u32, *const c_char, u32),
-    tensor_copy: unsafe extern "C" fn(*mut u8, *const c_void, *const i32, u32, *mut u64, *const c_char, u32),
-    proxy_fence: unsafe extern "C" fn(),
-    wgmma_fence: unsafe extern "C" fn(),
-    wgmma: unsafe extern "C" fn(*mut f32, u32, *const u32, u64, u32, u32, u32, *const c_char, u32),
-    wgmma_shared: unsafe extern "C" fn(*mut f32, u32, u64, u64, u32, u32, u32, u32, *const c_char, u32),
-    wgmma_commit: unsafe extern "C" fn(),
-    wgmma_wait: unsafe extern "C" fn(u32, *const c_char, u32),
-    set_registers: unsafe extern "C" fn(u32, *const c_char, u32),
-}
-
-impl Runtime {
-    /// The function table of this emulator.
-    pub(crate) const TABLE: Runtime = Runtime {
-        place,
-        load_shared,
-        store_shared,
-        load_global,
-        store_global,
-        atomic_add,
-        atomic_add_shared,
-        store_relaxed,
-        fence,
-        barrier,
-        collective,
-        ldmatrix,
-        stmatrix,
-        cp_async,
-        cp_async_commit,
-        cp_async_wait,
-        cp_async_arrive,
-        bulk_copy,
-        grid_wait,
-        mbarrier_init,
-        mbarrier_fence,
-        mbarrier_arrive,
-        mbarrier_wait,
-        tensor_copy,
-        proxy_fence,
-        wgmma_fence,
-        wgmma,
-        wgmma_shared,
-        wgmma_commit,
-        wgmma_wait,
-        set_registers,
-    };
-}
-
 thread_local! {
     /// The CTA that this host thread runs.
     static CURRENT: Cell<*mut Block<'static>> = const { Cell::new(std::ptr::null_mut()) };
@@ -203,13 +130,19 @@ unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
     }
 }
 
-extern "C" fn place() -> *const Place {
+pub(super) extern "C" fn place() -> *const Place {
     // SAFETY: called by a kernel. The position's address stays
     // valid while the launch runs.
     unsafe { &raw const current().grid.place }
 }
 
-unsafe extern "C" fn load_shared(address: *const u8, bytes: u32, out: *mut u8, file: *const c_char, line: u32) {
+pub(super) unsafe extern "C" fn load_shared(
+    address: *const u8,
+    bytes: u32,
+    out: *mut u8,
+    file: *const c_char,
+    line: u32,
+) {
     let (site, bytes) = (Site { file, line }, bytes as usize);
     // SAFETY: called by a kernel; `out` has room for `bytes` bytes.
     unsafe {
@@ -222,7 +155,13 @@ unsafe extern "C" fn load_shared(address: *const u8, bytes: u32, out: *mut u8, f
     }
 }
 
-unsafe extern "C" fn store_shared(address: *mut u8, bytes: u32, data: *const u8, file: *const c_char, line: u32) {
+pub(super) unsafe extern "C" fn store_shared(
+    address: *mut u8,
+    bytes: u32,
+    data: *const u8,
+    file: *const c_char,
+    line: u32,
+) {
     let (site, bytes) = (Site { file, line }, bytes as usize);
     // SAFETY: called by a kernel; `data` is `bytes` bytes long.
     unsafe {
@@ -235,7 +174,7 @@ unsafe extern "C" fn store_shared(address: *mut u8, bytes: u32, data: *const u8,
     }
 }
 
-unsafe extern "C" fn load_global(
+pub(super) unsafe extern "C" fn load_global(
     address: *const u8,
     bytes: u32,
     out: *mut u8,
@@ -259,7 +198,13 @@ unsafe extern "C" fn load_global(
     }
 }
 
-unsafe extern "C" fn store_global(address: *mut u8, bytes: u32, data: *const u8, file: *const c_char, line: u32) {
+pub(super) unsafe extern "C" fn store_global(
+    address: *mut u8,
+    bytes: u32,
+    data: *const u8,
+    file: *const c_char,
+    line: u32,
+) {
     let (site, bytes) = (Site { file, line }, bytes as usize);
     // SAFETY: called by a kernel; `data` is `bytes` bytes long.
     // Once `write` has accepted the address, it is in an
@@ -277,7 +222,13 @@ unsafe extern "C" fn store_global(address: *mut u8, bytes: u32, data: *const u8,
 }
 
 /// `atom.add.acq_rel.gpu`, or `.relaxed`.
-unsafe extern "C" fn atomic_add(address: *mut u32, value: u32, relaxed: u32, file: *const c_char, line: u32) -> u32 {
+pub(super) unsafe extern "C" fn atomic_add(
+    address: *mut u32,
+    value: u32,
+    relaxed: u32,
+    file: *const c_char,
+    line: u32,
+) -> u32 {
     let site = Site { file, line };
     // SAFETY: called by a kernel. Once accepted, the address is in
     // an operand that the launch may write.
@@ -291,7 +242,12 @@ unsafe extern "C" fn atomic_add(address: *mut u32, value: u32, relaxed: u32, fil
 }
 
 /// `atom.shared.add`.
-unsafe extern "C" fn atomic_add_shared(address: *mut u32, value: u32, file: *const c_char, line: u32) -> u32 {
+pub(super) unsafe extern "C" fn atomic_add_shared(
+    address: *mut u32,
+    value: u32,
+    file: *const c_char,
+    line: u32,
+) -> u32 {
     let site = Site { file, line };
     // SAFETY: called by a kernel. Once accepted, the
     // word is in shared memory.
@@ -307,7 +263,7 @@ unsafe extern "C" fn atomic_add_shared(address: *mut u32, value: u32, file: *con
 }
 
 /// `st.relaxed.gpu`.
-unsafe extern "C" fn store_relaxed(address: *mut u32, value: u32, file: *const c_char, line: u32) {
+pub(super) unsafe extern "C" fn store_relaxed(address: *mut u32, value: u32, file: *const c_char, line: u32) {
     let site = Site { file, line };
     // SAFETY: as `atomic_add`.
     unsafe {
@@ -318,13 +274,13 @@ unsafe extern "C" fn store_relaxed(address: *mut u32, value: u32, file: *const c
 }
 
 /// `fence.acq_rel.gpu`.
-unsafe extern "C" fn fence() {
+pub(super) unsafe extern "C" fn fence() {
     // SAFETY: called by a kernel.
     let block = unsafe { current() };
     block.clocks.fence(block.current);
 }
 
-unsafe extern "C" fn barrier(id: u32, threads: u32, waits: u32, file: *const c_char, line: u32) {
+pub(super) unsafe extern "C" fn barrier(id: u32, threads: u32, waits: u32, file: *const c_char, line: u32) {
     let site = Site { file, line };
     // SAFETY: called by a kernel; no reference is
     // held across the switch.
@@ -339,7 +295,7 @@ unsafe extern "C" fn barrier(id: u32, threads: u32, waits: u32, file: *const c_c
     }
 }
 
-unsafe extern "C" fn collective(
+pub(super) unsafe extern "C" fn collective(
     op: u32,
     words: *const u32,
     word_count: u32,
@@ -361,7 +317,7 @@ unsafe extern "C" fn collective(
     }
 }
 
-unsafe extern "C" fn ldmatrix(
+pub(super) unsafe extern "C" fn ldmatrix(
     count: u32,
     transposed: u32,
     row: *const c_void,
@@ -380,7 +336,7 @@ unsafe extern "C" fn ldmatrix(
     }
 }
 
-unsafe extern "C" fn stmatrix(
+pub(super) unsafe extern "C" fn stmatrix(
     count: u32,
     transposed: u32,
     row: *mut c_void,
@@ -398,7 +354,7 @@ unsafe extern "C" fn stmatrix(
     }
 }
 
-unsafe extern "C" fn cp_async(
+pub(super) unsafe extern "C" fn cp_async(
     to: *mut u8,
     from: *const u8,
     bytes: u32,
@@ -416,13 +372,13 @@ unsafe extern "C" fn cp_async(
     }
 }
 
-unsafe extern "C" fn cp_async_commit() {
+pub(super) unsafe extern "C" fn cp_async_commit() {
     // SAFETY: called by a kernel.
     let block = unsafe { current() };
     block.threads[block.current].copies.commit();
 }
 
-unsafe extern "C" fn cp_async_wait(pending: u32, file: *const c_char, line: u32) {
+pub(super) unsafe extern "C" fn cp_async_wait(pending: u32, file: *const c_char, line: u32) {
     // SAFETY: called by a kernel.
     unsafe {
         let waited = current().wait_copies(pending as usize);
@@ -431,7 +387,7 @@ unsafe extern "C" fn cp_async_wait(pending: u32, file: *const c_char, line: u32)
 }
 
 /// `cp.async.mbarrier.arrive.noinc`.
-unsafe extern "C" fn cp_async_arrive(barrier: *mut u64, file: *const c_char, line: u32) {
+pub(super) unsafe extern "C" fn cp_async_arrive(barrier: *mut u64, file: *const c_char, line: u32) {
     let site = Site { file, line };
     // SAFETY: called by a kernel.
     unsafe {
@@ -441,7 +397,7 @@ unsafe extern "C" fn cp_async_arrive(barrier: *mut u64, file: *const c_char, lin
 }
 
 /// `cp.async.bulk`.
-unsafe extern "C" fn bulk_copy(
+pub(super) unsafe extern "C" fn bulk_copy(
     to: *mut u8,
     from: *const u8,
     bytes: u32,
@@ -460,13 +416,13 @@ unsafe extern "C" fn bulk_copy(
 }
 
 /// `griddepcontrol.wait`.
-unsafe extern "C" fn grid_wait() {
+pub(super) unsafe extern "C" fn grid_wait() {
     // SAFETY: called by a kernel.
     let block = unsafe { current() };
     block.threads[block.current].waited = true;
 }
 
-unsafe extern "C" fn mbarrier_init(barrier: *mut u64, count: u32, file: *const c_char, line: u32) {
+pub(super) unsafe extern "C" fn mbarrier_init(barrier: *mut u64, count: u32, file: *const c_char, line: u32) {
     // SAFETY: called by a kernel.
     unsafe {
         let made = current().make_barrier(barrier.addr(), count);
@@ -475,12 +431,12 @@ unsafe extern "C" fn mbarrier_init(barrier: *mut u64, count: u32, file: *const c
 }
 
 /// `fence.mbarrier_init`.
-unsafe extern "C" fn mbarrier_fence() {
+pub(super) unsafe extern "C" fn mbarrier_fence() {
     // SAFETY: called by a kernel.
     unsafe { current() }.tell_of_barriers();
 }
 
-unsafe extern "C" fn mbarrier_arrive(barrier: *mut u64, bytes: u32, file: *const c_char, line: u32) {
+pub(super) unsafe extern "C" fn mbarrier_arrive(barrier: *mut u64, bytes: u32, file: *const c_char, line: u32) {
     // SAFETY: called by a kernel.
     unsafe {
         let arrived = current().arrive_at(barrier.addr(), bytes);
@@ -488,7 +444,7 @@ unsafe extern "C" fn mbarrier_arrive(barrier: *mut u64, bytes: u32, file: *const
     }
 }
 
-unsafe extern "C" fn mbarrier_wait(barrier: *mut u64, parity: u32, file: *const c_char, line: u32) {
+pub(super) unsafe extern "C" fn mbarrier_wait(barrier: *mut u64, parity: u32, file: *const c_char, line: u32) {
     let site = Site { file, line };
     // SAFETY: called by a kernel; no reference is
     // held across the switch.
@@ -504,7 +460,7 @@ unsafe extern "C" fn mbarrier_wait(barrier: *mut u64, parity: u32, file: *const 
 }
 
 /// `cp.async.bulk.tensor`.
-unsafe extern "C" fn tensor_copy(
+pub(super) unsafe extern "C" fn tensor_copy(
     to: *mut u8,
     map: *const c_void,
     at: *const i32,
@@ -529,18 +485,18 @@ unsafe extern "C" fn tensor_copy(
 }
 
 /// `fence.proxy.async`.
-unsafe extern "C" fn proxy_fence() {
+pub(super) unsafe extern "C" fn proxy_fence() {
     // SAFETY: called by a kernel.
     let block = unsafe { current() };
     block.clocks.fence_proxy(block.current);
 }
 
-unsafe extern "C" fn wgmma_fence() {
+pub(super) unsafe extern "C" fn wgmma_fence() {
     // SAFETY: called by a kernel.
     unsafe { current() }.fence_warpgroup();
 }
 
-unsafe extern "C" fn wgmma(
+pub(super) unsafe extern "C" fn wgmma(
     d: *mut f32,
     accumulators: u32,
     a: *const u32,
@@ -567,7 +523,7 @@ unsafe extern "C" fn wgmma(
     }
 }
 
-unsafe extern "C" fn wgmma_shared(
+pub(super) unsafe extern "C" fn wgmma_shared(
     d: *mut f32,
     accumulators: u32,
     a_descriptor: u64,
@@ -594,12 +550,12 @@ unsafe extern "C" fn wgmma_shared(
     }
 }
 
-unsafe extern "C" fn wgmma_commit() {
+pub(super) unsafe extern "C" fn wgmma_commit() {
     // SAFETY: called by a kernel.
     unsafe { current() }.commit_warpgroup();
 }
 
-unsafe extern "C" fn wgmma_wait(pending: u32, file: *const c_char, line: u32) {
+pub(super) unsafe extern "C" fn wgmma_wait(pending: u32, file: *const c_char, line: u32) {
     // SAFETY: called by a kernel.
     unsafe {
         let waited = current().wait_warpgroup(pending as usize);
@@ -608,7 +564,7 @@ unsafe extern "C" fn wgmma_wait(pending: u32, file: *const c_char, line: u32) {
 }
 
 /// `setmaxnreg`.
-unsafe extern "C" fn set_registers(count: u32, file: *const c_char, line: u32) {
+pub(super) unsafe extern "C" fn set_registers(count: u32, file: *const c_char, line: u32) {
     let site = Site { file, line };
     // SAFETY: called by a kernel; no reference is
     // held across the switch.

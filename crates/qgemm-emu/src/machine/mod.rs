@@ -13,12 +13,13 @@ mod global;
 mod launch;
 mod mbarrier;
 mod registers;
+mod runtime;
 mod shared;
 mod stacks;
 mod tensor_copy;
 mod warpgroup;
 
-pub(crate) use callbacks::Runtime;
 pub use global::{Access, Region};
 pub(crate) use launch::{Launch, run};
+pub(crate) use runtime::Runtime;
 pub use tensor_copy::{MOST_DIMENSIONS, Swizzle, TensorMap};

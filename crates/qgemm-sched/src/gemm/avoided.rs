@@ -3,7 +3,7 @@
 use qgemm_hal::{DeviceInfo, KernelId};
 use serde::{Deserialize, Serialize};
 
-use super::tuned::as_text;
+use crate::measured::as_text;
 
 /// A kernel that no plan uses, for example one
 /// that a driver miscompiles.

@@ -8,7 +8,7 @@ mod explain;
 mod partition;
 pub(crate) mod processor;
 mod select;
-pub(crate) mod tuned;
+mod tuned;
 
 pub use avoided::AvoidedKernel;
 pub(crate) use cost::overlapping;

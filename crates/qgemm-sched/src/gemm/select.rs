@@ -10,8 +10,8 @@ use qgemm_hal::{
 use super::cost::{Cost, cost, estimate};
 use super::partition::{Cut, Partition};
 use super::tuned::TunedTable;
-use crate::candidates::wanted_families;
 use crate::error::{Refusal, SchedError};
+use crate::families::wanted_families;
 
 /// The M that batch-invariant operations are planned for, whatever their M.
 pub const INVARIANT_M: usize = 64;

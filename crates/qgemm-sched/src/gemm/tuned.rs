@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::avoided::AvoidedKernel;
 use super::partition::Cut;
 use crate::error::TunedError;
-use crate::measured::{Measured, MeasuredKernel, MeasuredRecord, ProblemKey};
+use crate::measured::{Measured, MeasuredKernel, MeasuredRecord, ProblemKey, as_text, last_of_range};
 
 /// The best measured config for each device (name and
 /// driver), problem and family.
@@ -57,16 +57,6 @@ impl Key {
     }
 }
 
-/// Upper end of the M range that `m` belongs to.
-pub(crate) fn last_of_range(m: usize) -> usize {
-    match m {
-        0..=8 => m.next_power_of_two(),
-        9..=64 => m.next_multiple_of(8),
-        65..=256 => m.next_multiple_of(32),
-        _ => m.checked_next_power_of_two().unwrap_or(m),
-    }
-}
-
 /// A measured config.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Tuned {
@@ -80,20 +70,6 @@ pub(crate) struct Tuned {
     pub cut: Cut,
     /// Measured seconds.
     pub seconds: f64,
-}
-
-/// Kernel identities as JSON strings.
-pub(crate) mod as_text {
-    use qgemm_hal::KernelId;
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    pub fn serialize<S: Serializer>(id: &KernelId, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(id)
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<KernelId, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
-    }
 }
 
 /// One entry of the file.

@@ -7,7 +7,7 @@ use super::cache::{KvOperand, api_keys, api_queries_of};
 use super::case::{AttentionCase, AttentionPlaces};
 use super::oracle::{Row, attend};
 use crate::compare::{Mismatch, compare};
-use crate::gemm::Expected;
+use crate::expected::Expected;
 use crate::limits::rounded_to;
 use crate::operand::Operand;
 use crate::outcome::{Exemption, Failure, Outcome, Verdict};

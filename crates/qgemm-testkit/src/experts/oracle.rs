@@ -3,8 +3,9 @@
 
 use super::case::ExpertCase;
 use super::index::Index;
+use crate::expected::Expected;
 use crate::gemm::host::{HostOperands, HostWeights};
-use crate::gemm::{Added, Expected, Resolution};
+use crate::gemm::{Added, Resolution};
 
 /// Correct values of the rows that have experts.
 pub(super) struct ExpectedRows {

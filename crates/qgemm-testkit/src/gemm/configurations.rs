@@ -1,10 +1,10 @@
 //! Cases that run every tile that could be chosen, with whole and
 //! split K.
 
-use qgemm_formats::{DType, Format, ScaleType, XFormat};
+use qgemm_formats::{DType, Format, ScaleSpan, ScaleType, XFormat};
 
 use super::case::{Case, Layout};
-use super::groups::{medium_k, with_block_scales_of};
+use super::sizes::medium_k;
 use crate::activations::ActivationKind;
 use crate::weights::WeightKind;
 
@@ -68,4 +68,13 @@ pub(super) fn configurations(format: Format) -> Vec<Case> {
         |m| Case { x_dtype: DType::F16, every_configuration: true, seed: m as u64, ..Case::new(format, m, 2128, 520) };
     let rounds = [1, 9].map(of_tokens).into_iter().filter(|_| format.code_bits() == 8);
     others.into_iter().chain(of_e4m3).chain(rounds).collect()
+}
+
+/// Formats of X whose byte scales have the type and span of the
+/// weight's scales: block-scaled MMA.
+pub(super) fn with_block_scales_of(format: Format) -> impl Iterator<Item = XFormat> {
+    let planes = format.scale_planes.iter().filter(|plane| plane.bytes == 1);
+    let spans = planes.map(|plane| ScaleSpan::Block(plane.span));
+    let own: Vec<_> = spans.zip(format.float_scales.iter().map(|scale| Some(scale.kind))).collect();
+    XFormat::ALL.into_iter().filter(move |x| own == [(x.desc().scale_span, x.desc().scale)])
 }

@@ -1,18 +1,15 @@
 //! The suite of `gemm`: cases that every backend must pass.
 
-use qgemm_formats::{DType, Encoding, Format, ScaleSpan, XFormat};
+use qgemm_formats::{DType, Encoding, Format, XFormat};
 use qgemm_hal::{Activation, Math, NormKind, XPrecision};
 
 use super::case::{ActOrder, Case, Epilogue, Layout};
-use super::configurations::{WAYS, configurations};
+use super::configurations::{WAYS, configurations, with_block_scales_of};
 use super::projections::{fused, projection};
+use super::sizes::{FEATURES, TOKENS, depths, medium_k};
 use crate::activations::ActivationKind;
 use crate::suite::Group;
 use crate::weights::WeightKind;
-
-/// Token counts for every format: around each tile width of every
-/// kernel family.
-pub const TOKENS: [usize; 11] = [1, 2, 3, 7, 8, 9, 17, 33, 64, 65, 129];
 
 /// A group and its cases for a format; empty if the group does
 /// not apply to the format.
@@ -62,30 +59,6 @@ pub(super) const GROUPS: &[Cases] = &[
     group("batch_invariant", "bits that do not depend on the batch", batch_invariant),
     group("configurations", "every tile that could be chosen, whole and cut", configurations),
 ];
-
-/// Odd numbers of output features, from one to past every tile
-/// height.
-const FEATURES: [usize; 4] = [33, 1, 129, 67];
-
-/// The smallest K of the format, and one that ends inside a
-/// kernel's step (and inside a block, if the format allows).
-fn depths(format: Format) -> Vec<usize> {
-    let block = format.block_len;
-    match (block, format.ragged_k) {
-        (1, _) => vec![1, 67, 256],
-        (_, true) => vec![1, block - 1, 2 * block + 5],
-        (16, false) => vec![16, 13 * 16],
-        (_, false) => vec![block, 3 * block],
-    }
-}
-
-/// A medium K that suits every kernel step.
-pub(super) fn medium_k(format: Format) -> usize {
-    match format.ragged_k {
-        true => 2 * format.block_len + 5,
-        false => 512usize.next_multiple_of(format.block_len),
-    }
-}
 
 fn shapes_if(format: Format, concerned: bool) -> Vec<Case> {
     if concerned { shapes(format) } else { Vec::new() }
@@ -328,15 +301,6 @@ fn whole_tiles(format: Format) -> Vec<Case> {
         with_block_scales_of(format).flat_map(|x| plain.iter().step_by(2).map(move |case| alone(case, x)));
     let codes: Vec<_> = pairs.chain(block_scaled).collect();
     if is_way { plain.into_iter().chain(codes).collect() } else { codes }
-}
-
-/// Formats of X whose byte scales have the type and span of the
-/// weight's scales: block-scaled MMA.
-pub(super) fn with_block_scales_of(format: Format) -> impl Iterator<Item = XFormat> {
-    let planes = format.scale_planes.iter().filter(|plane| plane.bytes == 1);
-    let spans = planes.map(|plane| ScaleSpan::Block(plane.span));
-    let own: Vec<_> = spans.zip(format.float_scales.iter().map(|scale| Some(scale.kind))).collect();
-    XFormat::ALL.into_iter().filter(move |x| own == [(x.desc().scale_span, x.desc().scale)])
 }
 
 fn layouts(format: Format) -> Vec<Case> {

@@ -4,8 +4,9 @@ use qgemm_api::{Context, FusedWeight, Weight, WeightOrder};
 use qgemm_formats::{DType, Encoding, HostWeight};
 
 use super::case::Case;
-use super::oracle::{Added, Expected, Resolution, multiply, multiply_gated};
+use super::oracle::{Added, Resolution, multiply, multiply_gated};
 use crate::activations::{ActivationKind, activations};
+use crate::expected::Expected;
 use crate::norm::normalized_row;
 use crate::weights::{TestWeightError, gated_weights, weight, with_channel_scale};
 

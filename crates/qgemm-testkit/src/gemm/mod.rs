@@ -13,6 +13,7 @@ mod projections;
 pub(crate) mod quantized_x;
 mod rounding;
 pub(crate) mod run;
+mod sizes;
 mod stress;
 
 use qgemm_api::Context;
@@ -20,10 +21,10 @@ use qgemm_api::tuning::KernelId;
 
 pub use activation::activate;
 pub use case::{ActOrder, Case, Epilogue, Layout};
-pub use groups::TOKENS;
-pub use oracle::{Added, Expected, Resolution, multiply, multiply_gated};
+pub use oracle::{Added, Resolution, multiply, multiply_gated};
 pub use rounding::{Rounding, rounded};
 pub use run::{exemptions, run};
+pub use sizes::TOKENS;
 pub use stress::random_case;
 
 use crate::outcome::Outcome;

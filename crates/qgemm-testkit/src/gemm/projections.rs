@@ -5,7 +5,7 @@ use qgemm_formats::{DType, Format};
 use qgemm_hal::{Activation, NormKind, XPrecision};
 
 use super::case::{Case, Epilogue, Layout};
-use super::groups::medium_k;
+use super::sizes::medium_k;
 use crate::activations::ActivationKind;
 
 /// Aligned rows of X, and segments that begin at whole tiles.

@@ -8,7 +8,7 @@ use super::case::{IndexedKeys, IndexerCase};
 use super::oracle::{Inputs, Score, chosen};
 use super::stored::Rows;
 use crate::compare::{Mismatch, compare};
-use crate::gemm::Expected;
+use crate::expected::Expected;
 use crate::limits::Tolerance;
 use crate::operand::Operand;
 use crate::outcome::{Exemption, Failure, Outcome, Verdict, WrongBits};

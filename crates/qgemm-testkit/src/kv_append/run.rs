@@ -7,7 +7,7 @@ use super::case::KvAppendCase;
 use super::oracle::{angles, turned};
 use crate::attention::{AttentionPlaces, KvOperand, api_keys, api_queries};
 use crate::compare::compare;
-use crate::gemm::Expected;
+use crate::expected::Expected;
 use crate::limits::{Tolerance, rounded_to};
 use crate::operand::Operand;
 use crate::outcome::{Exemption, Failure, Outcome, Verdict};

@@ -8,7 +8,8 @@ use qgemm_hal::{Activation, FactorFormat, Math};
 
 use super::case::MatmulCase;
 use crate::compare::{compare, first_difference};
-use crate::gemm::{Added, Expected, Resolution, activate, multiply};
+use crate::expected::Expected;
+use crate::gemm::{Added, Resolution, activate, multiply};
 use crate::limits::{EXACT_SUMS, path, rounded_to};
 use crate::operand::Operand;
 use crate::outcome::{Exemption, Failure, Outcome, Verdict};

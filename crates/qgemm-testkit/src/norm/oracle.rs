@@ -2,7 +2,7 @@
 
 use qgemm_api::{NormFunction, NormKind};
 
-use crate::gemm::Expected;
+use crate::expected::Expected;
 
 /// Error of f32 statistics, relative to a row's largest value:
 /// the rest of a mean's rounding after its correction.

@@ -4,7 +4,7 @@
 
 use qgemm_formats::{XCode, XFactor, XParts, XRow};
 
-use crate::gemm::Expected;
+use crate::expected::Expected;
 use crate::outcome::Failure;
 use crate::planes::{PLANES, Plane};
 

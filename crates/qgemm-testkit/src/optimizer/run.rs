@@ -6,7 +6,7 @@ use qgemm_formats::DType;
 
 use super::case::OptimizerCase;
 use crate::compare::compare;
-use crate::gemm::Expected;
+use crate::expected::Expected;
 use crate::limits::rounded_to;
 use crate::operand::Operand;
 use crate::outcome::{Exemption, Failure, Outcome, Verdict, WrongBits};

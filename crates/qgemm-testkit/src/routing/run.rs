@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use super::case::{RoutingCase, RoutingFrom};
 use super::oracle::{ExpectedLists, Token, lists};
 use crate::compare::compare;
-use crate::gemm::Expected;
+use crate::expected::Expected;
 use crate::limits::Tolerance;
 use crate::operand::Operand;
 use crate::outcome::{Exemption, Failure, Outcome, Verdict, WrongBits};

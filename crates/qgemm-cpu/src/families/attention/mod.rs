@@ -21,9 +21,9 @@ use rayon::prelude::*;
 
 use crate::arena;
 use crate::convert;
-use crate::device::CpuDevice;
 use crate::operand::{absent, host_bytes};
 use crate::pool::Pool;
+use crate::processor::Processor;
 use crate::simd::Simd;
 use crate::source_hash::SOURCE_HASH;
 use keys::{Index, Mask, Rows, Sequence, Source, TILE_KEYS};
@@ -97,7 +97,7 @@ impl Family<CheckedAttention> for AttentionFamily {
         op: &CheckedAttention,
         plan: &AttentionPlan,
     ) -> Result<LaunchSequence, HalError> {
-        let cpu = CpuDevice::of(device)?;
+        let cpu = Processor::of(device)?;
         let kernel = CpuAttention { op: op.clone(), simd: cpu.simd(), pool: cpu.pool().clone() };
         let tasks = u32::try_from(kernel.tasks() * parts(op).1).unwrap_or(u32::MAX);
         let geometry = Geometry { grid: [tasks, 1, 1], threads: 1, shared_bytes: 0 };

@@ -13,10 +13,10 @@ use qgemm_hal::{
     LaunchPlan, LaunchSequence, LaunchStep, Math, Operands, Schedule, Stream, TileConfig, Unsupported,
 };
 
-use crate::device::CpuDevice;
 use crate::job::{Job, Parts as JobParts, row_columns};
 use crate::packed::Packed;
 use crate::pool::Pool;
+use crate::processor::{CLOCK, Processor};
 use crate::simd::{BLOCK_ROWS, Quantization, Scales, Simd};
 use fma::Fma;
 use int8::Int8;
@@ -119,7 +119,7 @@ fn efficiency(tokens: usize, math: Math, info: &DeviceInfo) -> u32 {
     // that the SIMD kernels reach (measured on Zen 5).
     const KERNEL_SHARE: f64 = 0.6;
     let decode_cycles = if math == Math::DotI8 { 0.06 } else { 0.3 };
-    let macs_per_cycle = info.rate(math).unwrap_or(1.0) / f64::from(info.units.max(1)) / crate::device::CLOCK;
+    let macs_per_cycle = info.rate(math).unwrap_or(1.0) / f64::from(info.units.max(1)) / CLOCK;
     let ideal = tokens as f64 / macs_per_cycle;
     (1000.0 * ideal / (decode_cycles + ideal / KERNEL_SHARE)).ceil() as u32
 }
@@ -174,7 +174,7 @@ impl CpuGemm {
         config: &TileConfig,
         quantization: Option<Quantization>,
     ) -> Result<Self, HalError> {
-        let cpu = CpuDevice::of(device)?;
+        let cpu = Processor::of(device)?;
         let unavailable = |why| unavailable(device, op, config.family, why);
         let x = match quantization {
             Some(_) => op.x.dense(),

@@ -21,8 +21,8 @@ use qgemm_hal::{
     Stream, Unsupported,
 };
 
-use crate::device::CpuDevice;
 use crate::pool::Pool;
+use crate::processor::Processor;
 use crate::simd::{BLOCK_ROWS, Simd};
 use crate::source_hash::SOURCE_HASH;
 use cut::{Cut, PANEL_ROWS};
@@ -62,8 +62,8 @@ impl Family<CheckedMatmul> for MatmulFamily {
     }
 
     fn prepare(&self, device: &dyn Device, op: &CheckedMatmul, plan: &MatmulPlan) -> Result<LaunchSequence, HalError> {
-        let cpu = CpuDevice::of(device)?;
-        let cut = Cut::new(op, cpu.info().units.max(1) as usize);
+        let cpu = Processor::of(device)?;
+        let cut = Cut::new(op, device.info().units.max(1) as usize);
         let grid = [u32::try_from(cut.tasks()).unwrap_or(u32::MAX), 1, 1];
         let kernel = CpuMatmul { op: op.clone(), cut, simd: cpu.simd(), pool: cpu.pool().clone() };
         let geometry = Geometry { grid, threads: 1, shared_bytes: 0 };

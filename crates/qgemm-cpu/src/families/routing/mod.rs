@@ -16,9 +16,9 @@ use qgemm_hal::{
 use rayon::prelude::*;
 
 use crate::arena;
-use crate::device::CpuDevice;
 use crate::operand::{Input, absent, host_bytes};
 use crate::pool::Pool;
+use crate::processor::Processor;
 use crate::simd::Simd;
 use crate::source_hash::SOURCE_HASH;
 use lists::{Lists, first_bad};
@@ -58,9 +58,9 @@ impl Family<CheckedRouting> for RoutingFamily {
         op: &CheckedRouting,
         plan: &RoutingLaunches,
     ) -> Result<LaunchSequence, HalError> {
-        let cpu = CpuDevice::of(device)?;
+        let cpu = Processor::of(device)?;
         let work = op.slots() + op.logits().map_or(0, |_| op.tokens * op.experts);
-        let most = CHUNKS_A_THREAD * cpu.info().units.max(1) as usize;
+        let most = CHUNKS_A_THREAD * device.info().units.max(1) as usize;
         let chunks = if work < SERIAL { 1 } else { most.min(op.tokens) };
         let chunk_tokens = op.tokens.div_ceil(chunks);
         let kernel = CpuRouting { op: op.clone(), chunk_tokens, simd: cpu.simd(), pool: cpu.pool().clone() };

@@ -36,7 +36,7 @@ fn every_level_quantizes_as_the_model_does() {
                         continue;
                     }
                     for column in block * how.block..(block + 1) * how.block {
-                        let byte = kernel::VALUE_BYTE[column % 4];
+                        let byte = vector::VALUE_BYTE[column % 4];
                         let byte_of = |first: usize| (out[first + column / 4] >> (8 * byte)) as u8;
                         let code = match (how.magnitudes, byte_of(0)) {
                             (false, code) => code as i8,

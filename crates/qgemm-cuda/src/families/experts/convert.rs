@@ -1,7 +1,8 @@
-//! X prologue of MoE GEMM: converts X to the 16-bit type
+//! Convert stage, the X prologue of MoE GEMM: converts X to the 16-bit type
 //! of the matrix instructions. f16 rows are scaled by powers of
 //! two, which row factors undo in the product.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -9,15 +10,17 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_formats::DType;
 use qgemm_hal::abi::dtype_code;
 use qgemm_hal::{
-    CheckedExperts, CheckedGemm, Dense, ExpertOperand, ExpertStep, ExpertsPlan, HalError, LaunchStep, Operands,
-    Variant, XPrologue,
+    CheckedExperts, CheckedGemm, Dense, ExpertOperand, ExpertStep, HalError, Operands, Variant, XPrologue,
 };
 
-use super::super::gemm::x_prologue;
-use super::super::kernel_launch::{MakeKernel, Params, Places};
-use super::super::launch_params::LaunchParams;
-use super::super::prelude::Prelude;
-use super::Step;
+use super::list::list_bytes;
+use super::planned::{PlannedExperts, ProductX};
+use super::stage::Stage;
+use super::stage_kernel::StageKernel;
+use crate::families::gemm::x_prologue;
+use crate::families::kernel_launch::{Params, Places};
+use crate::families::launch_params::LaunchParams;
+use crate::families::prelude::Prelude;
 use crate::spec::KernelSpec;
 
 /// Columns of a row that a thread writes at once.
@@ -27,7 +30,7 @@ const ALIGNMENT: usize = 256;
 const THREADS: u32 = 256;
 const FACTOR: usize = size_of::<f32>();
 
-const fn step(x: DType, d: DType, row_factors: bool) -> ((DType, DType, bool), Step) {
+const fn kernel(x: DType, d: DType, row_factors: bool) -> ((DType, DType, bool), StageKernel) {
     let constants = Prelude {
         x_dtype: Some(dtype_code(x)),
         d_dtype: Some(dtype_code(d)),
@@ -35,7 +38,7 @@ const fn step(x: DType, d: DType, row_factors: bool) -> ((DType, DType, bool), S
         whole_groups: Some(1),
         ..Prelude::EMPTY
     };
-    let step = Step {
+    let kernel = StageKernel {
         step: ExpertStep::Convert { x, d },
         entry: "entry/experts_convert.cu",
         symbol: "qg_experts_convert",
@@ -43,39 +46,42 @@ const fn step(x: DType, d: DType, row_factors: bool) -> ((DType, DType, bool), S
         shared_bytes: THREADS / 32 * 4,
         constants,
     };
-    ((x, d, row_factors), step)
+    ((x, d, row_factors), kernel)
 }
 
 /// Kernels by types and by whether rows have factors.
-static STEPS: [((DType, DType, bool), Step); 3] =
-    [step(DType::F32, DType::F16, true), step(DType::BF16, DType::F16, true), step(DType::F32, DType::BF16, false)];
+static KERNELS: [((DType, DType, bool), StageKernel); 3] = [
+    kernel(DType::F32, DType::F16, true),
+    kernel(DType::BF16, DType::F16, true),
+    kernel(DType::F32, DType::BF16, false),
+];
 
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
-    STEPS.iter().map(move |(_, step)| step.spec(variant))
+    KERNELS.iter().map(move |(_, kernel)| kernel.spec(variant))
 }
 
-/// Converted X in the scratch part of the workspace.
+/// The convert stage, with its regions of the scratch memory.
 #[derive(Clone, Debug)]
-pub(super) struct ConvertedX {
+pub(super) struct ConvertStage {
     /// The products that read it.
     pub product: CheckedExperts,
     /// The prologue.
     pub prologue: XPrologue,
-    step: &'static Step,
+    kernel: &'static StageKernel,
     /// Byte ranges of the rows of X and of the row
-    /// factors, relative to [`ExpertsPlan::scratch`].
+    /// factors, relative to [`scratch`](qgemm_hal::ExpertsPlan::scratch).
     x: Range<usize>,
     factors: Range<usize>,
 }
 
-impl ConvertedX {
+impl ConvertStage {
     /// Layout after the first `bytes` bytes of scratch. `None` when X
     /// is read in place, or sizes overflow.
-    pub(super) fn of(op: &CheckedExperts, variant: Variant, bytes: usize) -> Option<Self> {
+    pub fn of(op: &CheckedExperts, variant: Variant, bytes: usize) -> Option<Self> {
         let x = op.each.plain_x().ok()?;
         let (dtype, prologue) = x_prologue(&op.each, &x, variant)?;
         let XPrologue::Convert { row_factors } = prologue else { return None };
-        let (_, step) = STEPS.iter().find(|(types, _)| *types == (x.dtype, dtype, row_factors))?;
+        let (_, kernel) = KERNELS.iter().find(|(types, _)| *types == (x.dtype, dtype, row_factors))?;
         let columns = op.each.k.checked_next_multiple_of(GROUP)?;
         let converted = Dense::rows_of(dtype, columns);
         let start = bytes.checked_next_multiple_of(ALIGNMENT)?;
@@ -85,38 +91,39 @@ impl ConvertedX {
         let each =
             CheckedGemm { x: converted.into(), token_scale: op.each.token_scale || row_factors, ..op.each.clone() };
         let product = CheckedExperts { each, ..op.clone() };
-        Some(Self { product, prologue, step, x: start..end, factors: first..first.checked_add(of_factors)? })
+        Some(Self { product, prologue, kernel, x: start..end, factors: first..first.checked_add(of_factors)? })
+    }
+
+    /// The stage of a plan, if it converts X.
+    pub fn of_plan(planned: &PlannedExperts<'_>) -> Option<Self> {
+        let PlannedExperts { op, plan, info, variant } = *planned;
+        plan.config.tile.x_prologue.and_then(|_| Self::of(op, variant, list_bytes(op, info)))
     }
 
     /// End of the converted X in the scratch memory, in bytes.
-    pub(super) fn end(&self) -> usize {
+    pub fn end(&self) -> usize {
         self.factors.end
     }
 
-    fn in_workspace(plan: &ExpertsPlan, part: &Range<usize>) -> Range<usize> {
-        plan.scratch + part.start..plan.scratch + part.end
-    }
-
-    /// Binds the converted X to `product`, and its row
-    /// factors if it has any.
-    pub(super) fn read_by(&self, product: LaunchStep, plan: &ExpertsPlan) -> LaunchStep {
-        use ExpertOperand as O;
-        let product = product.bind_part(O::X, O::Workspace, Self::in_workspace(plan, &self.x));
-        match self.factors.is_empty() {
-            true => product,
-            false => product.bind_part(O::TokenScale, O::Workspace, Self::in_workspace(plan, &self.factors)),
+    /// X as the product reads it. Its row factors, if any, include
+    /// the caller's token scales.
+    pub fn product_x<'a>(&self, planned: &PlannedExperts<'a>) -> ProductX<'a> {
+        let in_place = ProductX::in_place(planned.op);
+        ProductX {
+            op: Cow::Owned(self.product.clone()),
+            x: planned.scratch(&self.x),
+            token_scale: match self.factors.is_empty() {
+                true => in_place.token_scale,
+                false => planned.scratch(&self.factors),
+            },
+            ..in_place
         }
     }
 
-    /// The launch that converts the X of `op`.
-    pub(super) fn step(
-        &self,
-        op: &CheckedExperts,
-        plan: &ExpertsPlan,
-        variant: Variant,
-        make: &mut MakeKernel<'_>,
-    ) -> Result<LaunchStep, HalError> {
+    /// The launch with its operands.
+    pub fn stage(&self, planned: &PlannedExperts<'_>) -> Stage {
         use ExpertOperand as O;
+        let op = planned.op;
         let (x, to) = (op.each.plain_x().unwrap_or(op.each.d), self.product.each.plain_x().unwrap_or(op.each.d));
         let rows = op.x_rows();
         let launch = Convert {
@@ -133,12 +140,10 @@ impl ConvertedX {
             factors: self.factors.start - self.x.start,
             scales: op.each.token_scale,
         };
-        let mut step = self.step.launch(variant, [(rows as u32).max(1), 1, 1], Arc::new(launch)).step::<O>(make)?;
-        step = step.bind(O::X, O::X);
-        if op.each.token_scale {
-            step = step.bind(O::TokenScale, O::TokenScale);
-        }
-        Ok(step.bind_part(O::Workspace, O::Workspace, Self::in_workspace(plan, &(self.x.start..self.end()))))
+        let launch = self.kernel.launch(planned.variant, [(rows as u32).max(1), 1, 1], Arc::new(launch));
+        let scales = [O::TokenScale].into_iter().filter(|_| op.each.token_scale);
+        let stage = Stage::new(launch).with_own([O::X]).with_own(scales);
+        stage.with(O::Workspace, planned.scratch(&(self.x.start..self.end())))
     }
 }
 

@@ -1,23 +1,28 @@
-//! Gather step: writes rows of a quantized X in the order
+//! Gather stage: writes rows of a quantized X in the order
 //! of the expert lists, for kernels that need each
 //! expert's rows contiguous.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::XFactor;
 use qgemm_hal::{
-    CheckedExperts, ExpertForm, ExpertOperand, ExpertStep, ExpertsPlan, HalError, LaunchStep, Operands, Variant,
+    CheckedExperts, CheckedGemm, DeviceInfo, ExpertForm, ExpertOperand, ExpertStep, HalError, Operands, Variant,
     XPlanes,
 };
 
-use super::super::kernel_launch::{MakeKernel, Params, Places};
-use super::super::launch_params::LaunchParams;
-use super::super::prelude::Prelude;
-use super::Step;
+use super::list::ListStage;
+use super::planned::{PlannedExperts, ProductX};
+use super::stage::{Source, Stage};
+use super::stage_kernel::StageKernel;
+use crate::families::kernel_launch::{Params, Places};
+use crate::families::launch_params::LaunchParams;
+use crate::families::prelude::Prelude;
+use crate::spec::KernelSpec;
 
-const STEP: Step = Step {
+const KERNEL: StageKernel = StageKernel {
     step: ExpertStep::Gather,
     entry: "entry/experts_gather.cu",
     symbol: "qg_experts_gather",
@@ -32,29 +37,33 @@ const ALIGNMENT: usize = 256;
 const CHUNK: usize = 16;
 const WORD: usize = size_of::<u32>();
 
-pub(super) fn spec(variant: Variant) -> crate::spec::KernelSpec {
-    STEP.spec(variant)
+pub(super) fn spec(variant: Variant) -> KernelSpec {
+    KERNEL.spec(variant)
 }
 
-/// Gathered planes of a quantized X.
+/// The gather stage, with its regions of the scratch memory.
 #[derive(Clone, Debug)]
-pub(super) struct GatheredX {
-    /// Layout of the planes: one contiguous row for each slot.
-    pub planes: XPlanes,
+pub(super) struct GatherStage {
+    /// Planes of the given X.
+    from: XPlanes,
+    /// Gathered planes: one contiguous row for each slot.
+    to: XPlanes,
     /// Byte ranges of codes, scales and factors, relative to
-    /// [`ExpertsPlan::scratch`]; empty when absent.
+    /// [`scratch`](qgemm_hal::ExpertsPlan::scratch); empty when absent.
     parts: [Range<usize>; 3],
 }
 
-impl GatheredX {
-    /// Layout after the first `bytes` bytes of scratch. `None` when rows
-    /// are not slots, or sizes overflow.
-    pub(super) fn of(op: &CheckedExperts, planes: &XPlanes, bytes: usize) -> Option<Self> {
+impl GatherStage {
+    /// Regions after the expert lists, if the run builds them. `None`
+    /// when rows are not slots, the slots cannot be listed, or
+    /// sizes overflow.
+    pub fn of(op: &CheckedExperts, planes: &XPlanes, info: &DeviceInfo) -> Option<Self> {
         let ExpertForm::Indexed { .. } = op.form else { return None };
+        let lists = if op.lists { 0 } else { ListStage::of(op, info)?.end() };
         let (parts, k) = (planes.parts, op.each.k);
         let (codes_row, scales_row) = (parts.code_bytes(k), parts.scale_bytes(k));
         let factor = if parts.factor == XFactor::PerToken { WORD } else { 0 };
-        let mut end = bytes;
+        let mut end = lists;
         let mut part = |row: usize| {
             let start = end.checked_next_multiple_of(ALIGNMENT)?;
             end = start.checked_add(op.each.m.checked_mul(row)?)?;
@@ -62,47 +71,48 @@ impl GatheredX {
         };
         let all = [part(codes_row)?, part(scales_row)?, part(factor)?];
         let (codes_row, scales_row) = (codes_row as u64, scales_row as u64);
-        Some(Self { planes: XPlanes { codes_row, scales_row, ..*planes }, parts: all })
+        Some(Self { from: *planes, to: XPlanes { codes_row, scales_row, ..*planes }, parts: all })
+    }
+
+    /// The stage of a plan. `None` when X is not quantized, or
+    /// its rows are in the order of experts.
+    pub fn of_plan(planned: &PlannedExperts<'_>) -> Option<Self> {
+        let planes = planned.op.each.x.planes.filter(|_| planned.groups_slots())?;
+        Self::of(planned.op, &planes, planned.info)
     }
 
     /// End of the planes in the scratch memory, in bytes.
-    pub(super) fn end(&self) -> usize {
+    pub fn end(&self) -> usize {
         self.parts[2].end
     }
 
-    fn in_workspace(&self, plan: &ExpertsPlan, part: usize) -> Range<usize> {
-        let Range { start, end } = self.parts[part];
-        plan.scratch + start..plan.scratch + end
+    /// X as the product reads it.
+    pub fn product_x<'a>(&self, planned: &PlannedExperts<'a>) -> ProductX<'a> {
+        let (op, in_place) = (planned.op, ProductX::in_place(planned.op));
+        let [x, scales, factors] = &self.parts;
+        let gathered = |part: &Range<usize>, given| if part.is_empty() { given } else { planned.scratch(part) };
+        let each = CheckedGemm { x: self.to.operand(op.each.x.format), ..op.each.clone() };
+        ProductX {
+            op: Cow::Owned(CheckedExperts { each, ..op.clone() }),
+            x: gathered(x, in_place.x),
+            scales: gathered(scales, in_place.scales),
+            factors: gathered(factors, in_place.factors),
+            token_scale: in_place.token_scale,
+        }
     }
 
-    /// Binds the gathered X to `product`.
-    pub(super) fn read_by(&self, product: LaunchStep, plan: &ExpertsPlan) -> LaunchStep {
+    /// The launch with its operands.
+    pub fn stage(&self, planned: &PlannedExperts<'_>, lists: Source) -> Stage {
         use ExpertOperand as O;
-        let planes = [O::X, O::XScales, O::XPlaneFactors].into_iter().enumerate();
-        let planes = planes.filter(|(part, _)| !self.parts[*part].is_empty());
-        planes
-            .fold(product, |step, (part, operand)| step.bind_part(operand, O::Workspace, self.in_workspace(plan, part)))
-    }
-
-    /// The launch that gathers X with `planes`. The
-    /// lists are left unbound.
-    pub(super) fn step(
-        &self,
-        op: &CheckedExperts,
-        planes: &XPlanes,
-        plan: &ExpertsPlan,
-        variant: Variant,
-        make: &mut MakeKernel<'_>,
-    ) -> Result<LaunchStep, HalError> {
-        use ExpertOperand as O;
+        let op = planned.op;
         let launch = Gather {
             params: GatherParams {
-                codes_row: planes.codes_row,
-                scales_row: planes.scales_row,
+                codes_row: self.from.codes_row,
+                scales_row: self.from.scales_row,
                 slots: op.each.m as u32,
                 x_sharers: (op.each.m / op.x_rows().max(1)) as u32,
-                chunks: (self.planes.codes_row as usize / CHUNK) as u32,
-                words: (self.planes.scales_row as usize / WORD) as u32,
+                chunks: (self.to.codes_row as usize / CHUNK) as u32,
+                words: (self.to.scales_row as usize / WORD) as u32,
                 ..GatherParams::zeroed()
             },
             list: op.list_parts().map_or(0, |[_, slots]| slots.start),
@@ -110,12 +120,9 @@ impl GatheredX {
             has_factors: !self.parts[2].is_empty(),
         };
         let grid = [(op.each.m as u32).max(1), 1, 1];
-        let mut step = STEP.launch(variant, grid, Arc::new(launch)).step::<O>(make)?;
-        for operand in [O::X, O::XScales, O::XPlaneFactors] {
-            step = step.bind(operand, operand);
-        }
-        let all = plan.scratch + self.parts[0].start..plan.scratch + self.end();
-        Ok(step.bind_part(O::Workspace, O::Workspace, all))
+        let launch = KERNEL.launch(planned.variant, grid, Arc::new(launch));
+        let stage = Stage::new(launch).with_own([O::X, O::XScales, O::XPlaneFactors]).with(O::Lists, lists);
+        stage.with(O::Workspace, planned.scratch(&(self.parts[0].start..self.end())))
     }
 }
 

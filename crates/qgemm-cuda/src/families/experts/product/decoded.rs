@@ -7,11 +7,11 @@ use qgemm_formats::{Format, XFormat};
 use qgemm_hal::abi::XPlanePointers;
 use qgemm_hal::{HalError, KernelId, Variant, XPlanes};
 
-use super::super::gemm::{FAULTS, Fp8Matrix, Instance, STAGE_K, XAccess, of_planes, plane_pointers};
-use super::super::kernel_launch::Places;
-use super::super::launch_params::LaunchParams;
+use super::identity::{constants_of, product_id};
 use super::params::ProductParams;
-use super::{constants_of, product_id};
+use crate::families::gemm::{FAULTS, Fp8Matrix, Instance, STAGE_K, XAccess, of_planes, plane_pointers};
+use crate::families::kernel_launch::Places;
+use crate::families::launch_params::LaunchParams;
 use crate::spec::KernelSpec;
 use crate::tensor_map::{EncodedMap, MapElement, TileMap};
 

@@ -6,8 +6,8 @@ use qgemm_formats::prepack::PackedLayout;
 use qgemm_hal::abi::{ExpertGroups, expert_form_code};
 use qgemm_hal::{Access, CheckedExperts, ExpertForm, ExpertOperand, HalError, Operand, OperandDesc, Operands};
 
-use super::super::gemm::GemmParams;
-use super::super::kernel_launch::Places;
+use crate::families::gemm::GemmParams;
+use crate::families::kernel_launch::Places;
 
 /// `GemmParams` in `sched/params.cuh`, for MoE GEMM.
 #[repr(C)]

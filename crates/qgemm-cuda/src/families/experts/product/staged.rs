@@ -9,10 +9,11 @@ use qgemm_formats::{Format, XFormat};
 use qgemm_hal::abi::XPlanePointers;
 use qgemm_hal::{CheckedExperts, KernelId, Variant, XPlanes};
 
-use super::super::gemm::{Instance, XAccess, fits_registers_as, of_planes, plane_pointers, spills_key};
-use super::super::launch_params::LaunchParams;
+use super::super::grid::two_dimensions;
+use super::identity::{constants_of, product_id};
 use super::params::{ProductParams, places};
-use super::{constants_of, product_id, two_dimensions};
+use crate::families::gemm::{Instance, XAccess, fits_registers_as, of_planes, plane_pointers, spills_key};
+use crate::families::launch_params::LaunchParams;
 use crate::spec::KernelSpec;
 
 /// Supported formats of X: block scales and token scales.

@@ -12,17 +12,17 @@ use qgemm_hal::{
     KernelId, Operand, Operands, TileConfig, Unsupported, Variant, XPlanes,
 };
 
-use super::super::gemm::{
-    BlockScaledKernel, BlockScaledX, Cut, Fp8Kernel, Fp8Matrix, block_scaled_kernels, fp8_kernels, params, serving,
-};
-use super::super::kernel_launch::{KernelLaunch, Params, Places};
-use super::super::launch_params::LaunchParams;
+use super::super::gather::GatherStage;
+use super::super::planned::PlannedExperts;
 use super::decoded::DecodedKernel;
-use super::gather::GatheredX;
-use super::listed_slots;
 use super::params::{ProductParams, groups, places};
 use super::staged::StagedKernel;
 use super::w_map::w_map;
+use crate::families::gemm::{
+    BlockScaledKernel, BlockScaledX, Cut, Fp8Kernel, Fp8Matrix, block_scaled_kernels, fp8_kernels, params, serving,
+};
+use crate::families::kernel_launch::{KernelLaunch, Params, Places};
+use crate::families::launch_params::LaunchParams;
 use crate::spec::KernelSpec;
 use crate::tensor_map::{EncodedMap, TileMap};
 
@@ -118,7 +118,7 @@ pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
 ///
 /// # Errors
 /// The refusal.
-pub(super) fn configs(
+pub(in super::super) fn configs(
     op: &CheckedExperts,
     planes: &XPlanes,
     info: &DeviceInfo,
@@ -150,17 +150,8 @@ fn scratch_bytes(op: &CheckedExperts, planes: &XPlanes, info: &DeviceInfo) -> Re
     if !matches!(op.form, ExpertForm::Indexed { .. }) {
         return Ok(0);
     }
-    let gathered =
-        gathered(op, planes, info).ok_or_else(|| Unsupported::new("lists fewer slots, or of fewer experts"))?;
-    Ok(gathered.end())
-}
-
-/// Gathered planes of X, after the lists if the run
-/// builds them. `None` when rows are not slots, or the
-/// slots cannot be listed.
-pub(super) fn gathered(op: &CheckedExperts, planes: &XPlanes, info: &DeviceInfo) -> Option<GatheredX> {
-    let lists = if op.lists { 0 } else { listed_slots(op, info.units)?.bytes() };
-    GatheredX::of(op, planes, lists)
+    let gather = GatherStage::of(op, planes, info);
+    Ok(gather.ok_or_else(|| Unsupported::new("lists fewer slots, or of fewer experts"))?.end())
 }
 
 /// Weight rows of all experts, or of the one they share.
@@ -168,25 +159,38 @@ fn weight_rows(op: &CheckedExperts) -> usize {
     if op.row_pitch == 0 { op.each.stored_rows } else { op.experts.saturating_mul(op.row_pitch) }
 }
 
-/// Source hash of the config's kernel.
-pub(super) fn source_hash(op: &CheckedExperts, config: &ExpertsConfig, variant: Variant) -> u64 {
-    find(op, config, variant).map_or(0, |kernel| kernel.spec().source_hash().short())
+/// The kernel of a config.
+pub(super) fn spec_of(op: &CheckedExperts, config: &ExpertsConfig, variant: Variant) -> Option<KernelSpec> {
+    find(op, config, variant).map(|kernel| kernel.spec())
 }
 
 fn find(op: &CheckedExperts, config: &ExpertsConfig, variant: Variant) -> Option<Kernel> {
     Kernel::all(op.each.format, op.each.x.format, variant).find(|kernel| kernel.id() == config.kernel_id(op))
 }
 
-/// The launch of a config for X in `planes`, with each
-/// expert's rows contiguous. `None` when the variant lacks its kernel.
+/// The launch of a plan's kernel for `op`, with X in `planes` and each
+/// expert's rows contiguous.
+///
+/// # Errors
+/// [`HalError::KernelUnavailable`] when the variant lacks the kernel.
 pub(super) fn launch(
+    planned: &PlannedExperts<'_>,
     op: &CheckedExperts,
     planes: &XPlanes,
-    config: &ExpertsConfig,
-    info: &DeviceInfo,
-    variant: Variant,
+) -> Result<KernelLaunch, HalError> {
+    let kernel = find(op, &planned.plan.config, planned.variant);
+    let launch = kernel.and_then(|kernel| launch_of(kernel, planned, op, planes));
+    launch.ok_or_else(|| planned.unavailable("it is none of the variant's kernels"))
+}
+
+/// The launch of `kernel`; `None` when sizes overflow.
+fn launch_of(
+    kernel: Kernel,
+    planned: &PlannedExperts<'_>,
+    op: &CheckedExperts,
+    planes: &XPlanes,
 ) -> Option<KernelLaunch> {
-    let (kernel, each) = (find(op, config, variant)?, &op.each);
+    let (info, each) = (planned.info, &op.each);
     let tile = kernel.config();
     let n_tiles = (each.stored_rows as u32).div_ceil(tile.tile_n);
     let tiles = TileSchedule { n_tiles, m_tiles: 1, swizzle_group: 1, cut_tiles: 0, cut_ctas: 0, cut_k_tiles: 1 };
@@ -206,7 +210,7 @@ pub(super) fn launch(
         id: kernel.id(),
         spec: kernel.spec(),
         geometry: Geometry { grid, threads: tile.threads, shared_bytes: tile.shared_bytes },
-        starts_early: variant >= Variant::Sm90,
+        starts_early: planned.variant >= Variant::Sm90,
         operands: ExpertOperand::ALL,
         updated: None,
         params: Arc::new(Launch {
