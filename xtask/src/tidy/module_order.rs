@@ -26,7 +26,7 @@ const CLOSING: &[(&str, &str, &str)] = &[
     ("crates/qgemm-api/src/exec_plan", "build", "product"),
     ("crates/qgemm-api/src/exec_plan", "operands", "file"),
     ("crates/qgemm-api/src/exec_plan", "product", "backward"),
-    ("crates/qgemm-api/src/tune", "ways", OWN),
+    ("crates/qgemm-api/src/tune", "candidates", OWN),
     ("crates/qgemm-cli/src", "choice", "operations"),
     ("crates/qgemm-cli/src", "operations", "bench"),
     ("crates/qgemm-cli/src", "stress", "verify"),

@@ -249,7 +249,7 @@ impl Context {
     ///
     /// # Errors
     /// As [`Context::plan_experts`].
-    pub fn plan_experts_every_way(&self, problem: &ExpertProblem) -> Result<Vec<ExpertPlan>, Error> {
+    pub fn plan_experts_candidates(&self, problem: &ExpertProblem) -> Result<Vec<ExpertPlan>, Error> {
         let (op, candidates) = ExpertPlan::candidates(self, problem)?;
         candidates.iter().map(|candidate| ExpertPlan::of_candidate(self, problem, &op, candidate)).collect()
     }
@@ -429,8 +429,8 @@ impl ExpertPlan {
     }
 
     /// Whether what was written before this product is settled for the run after it.
-    pub(crate) fn settles(&self) -> bool {
-        self.launch().is_some_and(|plan| plan.config.settles)
+    pub(crate) fn prefetches_early(&self) -> bool {
+        self.launch().is_some_and(|plan| plan.config.prefetches_early)
     }
 
     /// Submits the products to `stream`. Allocates nothing, waits for nothing and takes no lock, so it may be captured in a CUDA

@@ -286,13 +286,13 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
             None => problem,
         }
     });
-    let problem = if args.settled_index { problem.settled_index() } else { problem };
-    let plan = match args.way {
+    let problem = if args.index_ready { problem.index_ready() } else { problem };
+    let plan = match args.candidate {
         None => ctx.plan_experts(&problem)?,
-        Some(way) => {
-            let mut all = ctx.plan_experts_every_way(&problem)?;
-            ensure!(way < all.len(), "--way {way}: there are {} ways", all.len());
-            all.swap_remove(way)
+        Some(candidate) => {
+            let mut all = ctx.plan_experts_candidates(&problem)?;
+            ensure!(candidate < all.len(), "--candidate {candidate}: there are {} candidates", all.len());
+            all.swap_remove(candidate)
         }
     };
     let count = copies_of_part(ctx, first.bytes() * subject.used() / experts, first.bytes());

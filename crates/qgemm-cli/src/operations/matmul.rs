@@ -35,7 +35,7 @@ pub struct Subject {
     precision: XPrecision,
     /// Index of a candidate in the cost model's order, if not the
     /// first.
-    way: Option<usize>,
+    candidate: Option<usize>,
 }
 
 impl fmt::Display for Subject {
@@ -56,7 +56,7 @@ pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
     };
     ensure!(args.batch > 0, "--batch: expected a number above 0");
     let layouts = args.layout.map_or(MatmulLayout::ALL.to_vec(), |layout| vec![layout]);
-    let (precision, way) = (args.x_precision, args.way);
+    let (precision, candidate) = (args.x_precision, args.candidate);
     let factors = args.factors.unwrap_or(args.x_dtype.into());
     // Block scales run along K.
     let layouts = if factors.has_scales() { vec![MatmulLayout::Nt] } else { layouts };
@@ -66,12 +66,13 @@ pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
         ensure!(groups > 0, "--groups: expected a number above 0");
         let layout = if factors.has_scales() { MatmulLayout::Nt } else { MatmulLayout::Tn };
         let (batch, dtype) = (groups, args.x_dtype);
-        let of = |shape| Subject { shape, batch, layout, factors, dtype, k_grouped: true, precision, way };
+        let of = |shape| Subject { shape, batch, layout, factors, dtype, k_grouped: true, precision, candidate };
         return Ok(shapes.into_iter().map(of).collect());
     }
     let (batch, dtype) = (args.batch, args.x_dtype);
     let of = |shape| {
-        let of = move |&layout| Subject { shape, batch, layout, factors, dtype, k_grouped: false, precision, way };
+        let of =
+            move |&layout| Subject { shape, batch, layout, factors, dtype, k_grouped: false, precision, candidate };
         layouts.iter().map(of)
     };
     Ok(shapes.into_iter().flat_map(of).collect())
@@ -83,7 +84,7 @@ pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
 /// # Errors
 /// When no kernel supports it, or the device fails.
 pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
-    let &Subject { shape: shape @ Shape { m, n, k }, batch, layout, factors, dtype, k_grouped, precision, way } =
+    let &Subject { shape: shape @ Shape { m, n, k }, batch, layout, factors, dtype, k_grouped, precision, candidate } =
         subject;
     let d_dtype = if k_grouped { DType::F32 } else { dtype };
     let mut matmul = Matmul::new([m, n, k], factors, factors, d_dtype).batch(batch).operand_precision(precision);
@@ -96,12 +97,12 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
     if !layout.b_by_rows() {
         matmul = matmul.b_transposed();
     }
-    let plan = match way {
+    let plan = match candidate {
         None => ctx.plan_matmul(&matmul)?,
-        Some(way) => {
-            let mut all = ctx.plan_matmul_every_way(&matmul)?;
-            ensure!(way < all.len(), "--way {way}: there are {} ways", all.len());
-            all.swap_remove(way)
+        Some(candidate) => {
+            let mut all = ctx.plan_matmul_candidates(&matmul)?;
+            ensure!(candidate < all.len(), "--candidate {candidate}: there are {} candidates", all.len());
+            all.swap_remove(candidate)
         }
     };
     // Products share one K.

@@ -9,7 +9,7 @@ use super::grid::two_dimensions;
 use super::planned::PlannedExperts;
 use super::stage::Stage;
 use super::stage_kernel::StageKernel;
-use crate::families::kernel_launch::{Params, Places};
+use crate::families::kernel_launch::{Addresses, Params};
 use crate::families::launch_params::LaunchParams;
 use crate::families::prelude::Prelude;
 use crate::spec::KernelSpec;
@@ -73,7 +73,7 @@ impl CombineStage {
 }
 
 impl Params for ExpertCombine {
-    fn with(&self, operands: &Operands<'_>, places: &Places<'_>) -> Result<LaunchParams, HalError> {
+    fn with(&self, operands: &Operands<'_>, places: &Addresses<'_>) -> Result<LaunchParams, HalError> {
         let mut params = *self;
         params.products = places.of(operands, ExpertOperand::Products)?;
         params.index = places.of(operands, ExpertOperand::Index)?;

@@ -18,7 +18,7 @@ use super::planned::{PlannedExperts, ProductX};
 use super::stage::Stage;
 use super::stage_kernel::StageKernel;
 use crate::families::gemm::x_prologue;
-use crate::families::kernel_launch::{Params, Places};
+use crate::families::kernel_launch::{Addresses, Params};
 use crate::families::launch_params::LaunchParams;
 use crate::families::prelude::Prelude;
 use crate::spec::KernelSpec;
@@ -176,7 +176,7 @@ struct Convert {
 }
 
 impl Params for Convert {
-    fn with(&self, operands: &Operands<'_>, places: &Places<'_>) -> Result<LaunchParams, HalError> {
+    fn with(&self, operands: &Operands<'_>, places: &Addresses<'_>) -> Result<LaunchParams, HalError> {
         use ExpertOperand as O;
         let to = places.of(operands, O::Workspace)?;
         Ok(LaunchParams::of(&ExpertConvertParams {

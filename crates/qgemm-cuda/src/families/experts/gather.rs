@@ -17,7 +17,7 @@ use super::list::ListStage;
 use super::planned::{PlannedExperts, ProductX};
 use super::stage::{Source, Stage};
 use super::stage_kernel::StageKernel;
-use crate::families::kernel_launch::{Params, Places};
+use crate::families::kernel_launch::{Addresses, Params};
 use crate::families::launch_params::LaunchParams;
 use crate::families::prelude::Prelude;
 use crate::spec::KernelSpec;
@@ -157,7 +157,7 @@ struct Gather {
 }
 
 impl Params for Gather {
-    fn with(&self, operands: &Operands<'_>, places: &Places<'_>) -> Result<LaunchParams, HalError> {
+    fn with(&self, operands: &Operands<'_>, places: &Addresses<'_>) -> Result<LaunchParams, HalError> {
         use ExpertOperand as O;
         let to = places.of(operands, O::Workspace)?;
         let [to_codes, to_scales, to_factors] = self.parts.map(|part| to + part as u64);
