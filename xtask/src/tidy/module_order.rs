@@ -29,6 +29,7 @@ const CLOSING: &[(&str, &str, &str)] = &[
     ("crates/qgemm-api/src/tune", "candidates", OWN),
     ("crates/qgemm-cli/src", "choice", "operations"),
     ("crates/qgemm-cli/src", "operations", "bench"),
+    ("crates/qgemm-cli/src", "operations", "explain"),
     ("crates/qgemm-cli/src", "stress", "verify"),
     ("crates/qgemm-cli/src/bench", ANY, OWN),
     ("crates/qgemm-cli/src/support", "x_formats", OWN),
