@@ -1,4 +1,5 @@
-//! What a context would choose, and why, without making anything ready.
+//! What a context would choose, and why, without making anything
+//! ready.
 
 use crate::context::Context;
 use crate::described::DescribedWeight;
@@ -8,11 +9,13 @@ use crate::gradient::{Gradient, GradientWeight, ThroughShape};
 use crate::record::{GemmSubject, PlanRecord};
 
 impl Context {
-    /// What [`Context::plan`] would choose for `problem`, what else there is, and why. Compiles nothing and loads nothing. That no
+    /// What [`Context::plan`] would choose for `problem`, what else
+    /// there is, and why. Compiles nothing and loads nothing. That no
     /// family serves it is no error: the record has the reasons.
     ///
     /// # Errors
-    /// When the problem is not valid, its weight is on another device, or the family asked for does not exist.
+    /// When the problem is not valid, its weight is on another
+    /// device, or the family asked for does not exist.
     pub fn explain(&self, problem: &Problem) -> Result<PlanRecord, Error> {
         self.check_weight(problem.weight().device)?;
         let device = self.device();
@@ -26,8 +29,9 @@ impl Context {
         subject.explain()
     }
 
-    /// What [`Context::plan_gradient`] would choose: see [`Context::explain`]. The record is of the product with the first part of the
-    /// weight, and its prologue what decodes that.
+    /// What [`Context::plan_gradient`] would choose: see
+    /// [`Context::explain`]. The record is of the product with the
+    /// first part of the weight, and its prologue what decodes that.
     ///
     /// # Errors
     /// When the gradient is not valid.
@@ -39,7 +43,8 @@ impl Context {
         self.explain_gradient_by(&weight.into().shape(), gradient)
     }
 
-    /// The same of a weight that need not be there ([`Context::describe_weight`]).
+    /// The same of a weight that need not be there
+    /// ([`Context::describe_weight`]).
     ///
     /// # Errors
     /// As [`Context::explain_gradient`].

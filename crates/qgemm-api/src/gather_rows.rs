@@ -1,4 +1,5 @@
-//! [`GatherRows`]: rows of a weight by index, an embedding look-up: builder, plan and arguments.
+//! [`GatherRows`]: rows of a weight by index, an embedding look-up:
+//! builder, plan and arguments.
 
 use std::fmt;
 use std::ops::Deref;
@@ -16,10 +17,12 @@ use crate::planned::{Bound, Planned, Wanted, chosen_by_traffic, explain};
 use crate::record::{PlanRecord, Recorded};
 use crate::weight::{Memory, Weight, WeightShape};
 
-/// Rows of a weight by index, `D[i, :] = dequantize(W[ids[i], :])`, rounded once to D's type: llama.cpp's `GET_ROWS`,
+/// Rows of a weight by index, `D[i, :] = dequantize(W[ids[i], :])`,
+/// rounded once to D's type: llama.cpp's `GET_ROWS`,
 /// `torch.nn.Embedding`. Described for [`Context::plan_gather_rows`].
 ///
-/// Ids are u32 on the device. An id that is no row of W gives a row of zeros, and the status of the run names the first one.
+/// Ids are u32 on the device. An id that is no row of W gives a row
+/// of zeros, and the status of the run names the first one.
 #[derive(Clone, Debug)]
 pub struct GatherRows {
     weight: WeightShape,
@@ -35,7 +38,8 @@ impl GatherRows {
         Self::of_shape(*weight.shape(), rows)
     }
 
-    /// The same of a weight that need not be there ([`Context::describe_weight`]).
+    /// The same of a weight that need not be there
+    /// ([`Context::describe_weight`]).
     pub fn of_described(weight: &DescribedWeight, rows: usize) -> Self {
         Self::of_shape(*weight.shape(), rows)
     }
@@ -56,7 +60,7 @@ impl GatherRows {
         self
     }
 
-    /// What D's address is a multiple of, in bytes, at every run. 16 when not given.
+    /// Alignment of D's address in bytes at every run. Default: 16.
     pub fn d_alignment(mut self, bytes: usize) -> Self {
         self.d_alignment = bytes;
         self
@@ -76,8 +80,9 @@ impl GatherRows {
     }
 }
 
-/// A kernel chosen and made ready for one [`GatherRows`]; made by [`Context::plan_gather_rows`]. Its text says what a run
-/// launches. It runs with every weight of the shape that it was made for.
+/// A kernel chosen and made ready for one [`GatherRows`]; made by
+/// [`Context::plan_gather_rows`]. Its text says what a run launches.
+/// It runs with every weight of the shape that it was made for.
 #[derive(Debug)]
 pub struct GatherRowsPlan {
     planned: Planned<CheckedGatherRows>,
@@ -98,7 +103,7 @@ impl fmt::Display for GatherRowsPlan {
     }
 }
 
-/// What one run of a [`GatherRowsPlan`] reads and writes.
+/// Operands of a [`GatherRowsPlan`] run.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct GatherRowsArgs<'a> {
@@ -113,7 +118,7 @@ pub struct GatherRowsArgs<'a> {
 }
 
 impl<'a> GatherRowsArgs<'a> {
-    /// What every run has.
+    /// Required operands.
     pub fn new(
         w: &'a Weight,
         ids: impl Into<BufferRef<'a>>,
@@ -125,20 +130,24 @@ impl<'a> GatherRowsArgs<'a> {
 }
 
 impl Context {
-    /// Chooses a kernel for `gather` and makes it ready. What was planned before is known, as with [`Context::plan`].
+    /// Chooses a kernel for `gather` and makes it ready. What was
+    /// planned before is known, as with [`Context::plan`].
     ///
     /// # Errors
-    /// When the gather is not valid, its weight is on another device, no family serves it, or the kernel cannot be made ready.
+    /// When the gather is not valid, its weight is on another device,
+    /// no family serves it, or the kernel cannot be made ready.
     pub fn plan_gather_rows(&self, gather: &GatherRows) -> Result<GatherRowsPlan, Error> {
         self.check_weight(gather.weight.device)?;
         let planned = Planned::new(self, gather.check()?, Preferences::default())?;
         Ok(GatherRowsPlan { planned, weight: gather.weight })
     }
 
-    /// What [`Context::plan_gather_rows`] would choose: see [`Context::explain`].
+    /// Record of the plan that [`Context::plan_gather_rows`] would
+    /// choose: see [`Context::explain`].
     ///
     /// # Errors
-    /// When the gather is not valid, or its weight is on another device.
+    /// When the gather is not valid, or its weight is on another
+    /// device.
     pub fn explain_gather_rows(&self, gather: &GatherRows) -> Result<PlanRecord, Error> {
         self.check_weight(gather.weight.device)?;
         explain(self, &gather.check()?, &Preferences::default())
@@ -163,12 +172,15 @@ impl Bound for CheckedGatherRows {
 }
 
 impl GatherRowsPlan {
-    /// Submits the gather to `stream`. Allocates nothing, waits for nothing and takes no lock, so it may be captured in a CUDA
-    /// graph. Ids that are no row are no error here: the status holds the first.
+    /// Submits the gather to `stream`. Allocates nothing, waits for
+    /// nothing and takes no lock, so it may be captured in a CUDA
+    /// graph. Ids that are no row are no error here: the status holds
+    /// the first.
     ///
     /// # Errors
-    /// When an operand is too short, misaligned or on another device; when the weight is not like the one planned for; or a
-    /// device error. Nothing has been written then.
+    /// When an operand is too short, misaligned or on another device;
+    /// when the weight is not like the one planned for; or a device
+    /// error. Nothing has been written then.
     pub fn run(&self, stream: &Stream, args: GatherRowsArgs<'_>) -> Result<(), Error> {
         use GatherRowsOperand as O;
         let GatherRowsArgs { w, ids, d, status } = args;
@@ -189,11 +201,13 @@ impl GatherRowsPlan {
         run.launch(stream)
     }
 
-    /// Waits for the default stream and reads the status of a run: whether every id is a row. A run on another stream is to be
+    /// Waits for the default stream and reads the status of a run:
+    /// whether every id is a row. A run on another stream is to be
     /// [synchronized](Context::synchronize) with first.
     ///
     /// # Errors
-    /// [`Error::UnknownRow`], which names the first id that is none; or when `status` is too short or on another device, or a
+    /// [`Error::UnknownRow`], which names the first id that is none;
+    /// or when `status` is too short or on another device, or a
     /// device error.
     pub fn check_status<'a>(&self, ctx: &Context, status: impl Into<BufferRef<'a>>) -> Result<(), Error> {
         let (status, checks) = (status.into(), Checks(self.device()));

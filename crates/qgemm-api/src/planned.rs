@@ -1,5 +1,5 @@
-//! [`Planned`]: kernels made ready for one operation, and what plans of
-//! every operation share: accessors, cache, record, run.
+//! [`Planned`]: kernels made ready for one operation, and what plans
+//! of every operation share: accessors, cache, record, run.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,8 +16,10 @@ use crate::operand::{Checks, Extent, zero};
 use crate::plan_cache::{Cached, PlanCaches, Ready};
 use crate::record::{PlanRecord, Recorded, record};
 
-/// Kernels chosen and made ready for one operation; made by a `plan_…` method of [`Context`]. Its text says what
-/// a run launches. An operation of no tokens, rows or columns has a plan that launches nothing.
+/// Kernels chosen and made ready for one operation; made by a
+/// `plan_…` method of [`Context`]. Its text says what a run launches.
+/// An operation of no tokens, rows or columns has a plan that
+/// launches nothing.
 #[derive(Debug)]
 pub struct Planned<O: Operation> {
     op: O,
@@ -77,7 +79,8 @@ macro_rules! chosen_by_traffic {
 pub(crate) use chosen_by_traffic;
 
 impl<O: Operation> Planned<O> {
-    /// A plan of launches that are ready; `None` where there is nothing to compute.
+    /// A plan of launches that are ready; `None` where there is
+    /// nothing to compute.
     pub(crate) fn of(ctx: &Context, op: O, preferences: Preferences, ready: Option<Arc<Ready<O>>>) -> Self {
         let used = op.operands().into_iter().fold(0, |used, operand| used | 1 << operand.slot());
         Self { op, device: Arc::clone(ctx.device()), tuned: Arc::clone(ctx.tuned()), preferences, used, ready }
@@ -88,28 +91,33 @@ impl<O: Operation> Planned<O> {
         self.launch().map_or(0, |plan| self.op.workspace_bytes(plan))
     }
 
-    /// Name of the chosen kernels, such as `gemm_nt_q4_k_f16`; `none` where there is nothing to compute.
+    /// Name of the chosen kernels, such as `gemm_nt_q4_k_f16`; `none`
+    /// where there is nothing to compute.
     pub fn kernel_name(&self) -> &str {
         self.sequence().map_or("none", LaunchSequence::name)
     }
 
-    /// Identity of the chosen kernel, the first of several; `None` where there is nothing to compute.
+    /// Identity of the chosen kernel, the first of several; `None`
+    /// where there is nothing to compute.
     pub fn kernel_id(&self) -> Option<KernelId> {
         self.launch().map(|plan| self.op.kernel_id(plan))
     }
 
-    /// The chosen config with its launch geometry; `None` where there is nothing to compute.
+    /// The chosen config with its launch geometry; `None` where there
+    /// is nothing to compute.
     pub fn launch(&self) -> Option<&O::Plan> {
         self.ready.as_ref().map(|ready| &ready.plan)
     }
 
-    /// The kernels that a run launches, in order; `None` where there is nothing to compute.
+    /// The kernels that a run launches, in order; `None` where there
+    /// is nothing to compute.
     pub fn sequence(&self) -> Option<&LaunchSequence> {
         self.ready.as_ref().map(|ready| &ready.sequence)
     }
 
-    /// A number that changes with the sources of the chosen kernel, for
-    /// [`TunedTable::record`](crate::tuning::TunedTable::record); `None` where there is nothing to compute.
+    /// A number that changes with the sources of the chosen kernel,
+    /// for [`TunedTable::record`](crate::tuning::TunedTable::record);
+    /// `None` where there is nothing to compute.
     pub fn source_hash(&self) -> Option<u64> {
         self.ready.as_ref().map(|ready| ready.family.source_hash(&self.op, O::config(&ready.plan)))
     }
@@ -119,7 +127,8 @@ impl<O: Operation> Planned<O> {
         &self.op
     }
 
-    /// Bytes that a run must move at least: operands once each, sequences as long as they may be.
+    /// Bytes that a run must move at least: operands once each,
+    /// sequences as long as they may be.
     pub fn bytes(&self) -> f64 {
         self.op.traffic()
     }
@@ -158,7 +167,8 @@ impl<O: Operation> Planned<O> {
 
 #[expect(private_bounds, reason = "operations implement it in this crate alone")]
 impl<O: Chosen> Planned<O> {
-    /// Chooses kernels and makes them ready, or finds what was planned before.
+    /// Chooses kernels and makes them ready, or finds what was
+    /// planned before.
     pub(crate) fn new(ctx: &Context, op: O, preferences: Preferences) -> Result<Self, Error> {
         if op.is_nothing() {
             return Ok(Self::of(ctx, op, preferences, None));
@@ -175,14 +185,16 @@ impl<O: Chosen> Planned<O> {
         Ok(Self::of(ctx, op.clone(), Preferences::default(), Some(Arc::new(ready))))
     }
 
-    /// A plan for each candidate, the fastest by the cost model first; none where there is nothing to compute.
+    /// A plan for each candidate, the fastest by the cost model
+    /// first; none where there is nothing to compute.
     pub(crate) fn of_candidates(ctx: &Context, op: &O, preferences: &Preferences) -> Result<Vec<Self>, Error> {
         let candidates = candidates(ctx, op, preferences)?;
         candidates.offered.iter().map(|candidate| Self::of_candidate(ctx, op, candidate)).collect()
     }
 
-    /// What will run, what else there was, and why it was not taken. Made anew by each call, which takes many times as long as to
-    /// plan.
+    /// Record of the plan: the chosen candidate, the others, and the
+    /// reasons. Each call computes it again, which takes many times
+    /// as long as planning.
     ///
     /// # Errors
     /// None that planning has not found before.
@@ -193,7 +205,8 @@ impl<O: Chosen> Planned<O> {
     }
 }
 
-/// Chooses kernels for an operation and makes them ready, or finds what was planned before.
+/// Chooses kernels for an operation and makes them ready, or finds
+/// what was planned before.
 pub(crate) fn ready<O: Chosen>(
     device: &dyn Device,
     tuned: &TunedTable,
@@ -209,7 +222,8 @@ pub(crate) fn ready<O: Chosen>(
     })
 }
 
-/// The candidates of an operation; none where there is nothing to compute.
+/// The candidates of an operation; none where there is nothing to
+/// compute.
 pub(crate) fn candidates<O: Chosen>(
     ctx: &Context,
     op: &O,
@@ -221,13 +235,14 @@ pub(crate) fn candidates<O: Chosen>(
     Ok(op.candidates(ctx.info(), O::families(&ctx.device().catalog()), preferences, ctx.tuned())?)
 }
 
-/// What a plan of `op` would choose, and why, without making anything ready.
+/// Record of the plan that `op` would get. No kernel is prepared.
 pub(crate) fn explain<O: Chosen>(ctx: &Context, op: &O, preferences: &Preferences) -> Result<PlanRecord, Error> {
     let families = O::families(&ctx.device().catalog());
     explained(op, ctx.info(), || op.candidates(ctx.info(), families, preferences, ctx.tuned()))
 }
 
-/// The record of `op`; families are asked where there is something to launch.
+/// The record of `op`; families are asked where there is something to
+/// launch.
 fn explained<'f, O: Recorded>(
     op: &O,
     info: &DeviceInfo,
@@ -241,7 +256,7 @@ fn explained<'f, O: Recorded>(
     Ok(PlanRecord { why, ..record(op, info, &none) })
 }
 
-/// What a run asks of an operand's buffer.
+/// Requirements on an operand's buffer.
 pub(crate) struct Wanted {
     name: &'static str,
     /// `None` where the operation has no such operand.
@@ -256,7 +271,8 @@ impl Wanted {
         Self { name, extent: Some(extent), why: "every run has it" }
     }
 
-    /// An operand that runs have for the reason `why`, where `extent` is some.
+    /// An operand that runs have for the reason `why`, where `extent`
+    /// is some.
     pub(crate) fn optional(name: &'static str, extent: Option<Extent>, why: &'static str) -> Self {
         Self { name, extent, why }
     }
@@ -269,11 +285,13 @@ impl Wanted {
 
 /// An operation whose operands the API binds to buffers.
 pub(crate) trait Bound: Operation {
-    /// What a run asks of an operand's buffer; `used` is whether the operand is among [`Operation::operands`].
+    /// Requirements on an operand's buffer. `used` tells whether
+    /// [`Operation::operands`] has it.
     fn wanted(&self, operand: Self::Operand, used: bool) -> Wanted;
 }
 
-/// One run of a plan: checks buffers, then launches. Nothing is written before every buffer was checked.
+/// One run of a plan: checks buffers, then launches. Nothing is
+/// written before every buffer was checked.
 pub(crate) struct Run<'p, 'a, O: Operation> {
     planned: &'p Planned<O>,
     /// The planned operation, or that of a portion of its tokens.
@@ -344,7 +362,8 @@ impl<'a, O: Bound> Run<'_, 'a, O> {
         self.planned.ready.is_none() || self.op.is_nothing()
     }
 
-    /// Zeros the buffer of an operand that is written: what a run that launches nothing leaves.
+    /// Zeros the buffer of an operand that is written: what a run
+    /// that launches nothing leaves.
     pub fn zero(&mut self, stream: &Stream, operand: O::Operand) -> Result<(), Error> {
         let extent = self.wanted(operand).extent;
         zero(&*self.planned.device, stream, self.operands.take_mut(operand), extent)
@@ -358,7 +377,8 @@ impl<'a, O: Bound> Run<'_, 'a, O> {
     }
 }
 
-/// What was chosen, and the launches of a run: each with its kernel, geometry and operands.
+/// The chosen config, and the launches of a run with kernel, geometry
+/// and operands.
 impl<O: Operation> fmt::Display for Planned<O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} for {} on {}", self.kernel_name(), self.op.describe(), self.device())?;

@@ -1,6 +1,6 @@
-//! Cost of `Plan::run`, which only launches: without allocations, it suits
-//! real-time threads and graph captures. Planning is cheap, and nearly
-//! free for known problems.
+//! Cost of `Plan::run`, which only launches: without allocations, it
+//! suits real-time threads and graph captures. Planning is cheap, and
+//! nearly free for known problems.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -20,8 +20,8 @@ fn weight(ctx: &Context, n: usize, k: usize) -> Weight {
     ctx.load(&host).expect("memory")
 }
 
-/// Allocations of this thread in 100 runs of a cached plan with
-/// all optional operands.
+/// Allocations of this thread in 100 runs of a cached plan with all
+/// optional operands.
 fn allocations(ctx: &Context, m: usize) -> u64 {
     let (n, k) = (24, 256);
     let weight = weight(ctx, n, k);
@@ -128,10 +128,11 @@ fn a_product_that_enters_the_pool_allocates_but_blocks_of_its_queue() {
     const RUNS: u64 = 200;
     for m in [1, 64] {
         let [own, of_pool] = allocations_of_all_threads(m, RUNS);
-        // As documented at `Plan::run`: one queue block in about sixty runs.
+        // As documented at `Plan::run`: one queue block in about
+        // sixty runs.
         assert!(own <= RUNS / 60 + 2, "M={m}: {own}");
-        // Threads that wait within a launch may start another
-        // part, which allocates.
+        // Threads that wait within a launch may start another part,
+        // which allocates.
         assert!(of_pool <= 2, "M={m}: {of_pool}");
     }
 }
@@ -166,8 +167,8 @@ fn least(mut time: impl FnMut() -> Duration) -> Duration {
     (0..300).map(|_| time()).min().unwrap_or_default()
 }
 
-/// Planning cost of a product of `m` tokens and of a conversion: with ready
-/// kernels, and when cached. `None` without the device.
+/// Planning cost of a product of `m` tokens and of a conversion: with
+/// ready kernels, and when cached. `None` without the device.
 fn planning(device: &str, m: usize, permission: XPrecision) -> Option<[Duration; 2]> {
     let ctx = Context::open(device).ok()?;
     let weight = weight(&ctx, 1024, 1024);
@@ -179,14 +180,14 @@ fn planning(device: &str, m: usize, permission: XPrecision) -> Option<[Duration;
         ctx.plan_conversion(&conversion).expect("served");
         start.elapsed()
     };
-    // A context with a new table has no cached plans. Compiled kernels are
-    // ready after the first plan.
+    // A context with a new table has no cached plans. Compiled
+    // kernels are ready after the first plan.
     let unseen = least(|| timed(&ctx.clone().with_tuned(TunedTable::new())));
     Some([unseen, least(|| timed(&ctx))])
 }
 
-/// Emulated GPUs have the kernels of CUDA: tens of candidates per product,
-/// and twice as many if X may be quantized.
+/// Emulated GPUs have the kernels of CUDA: tens of candidates per
+/// product, and twice as many if X may be quantized.
 #[test]
 fn planning_costs_little_and_less_when_the_problem_is_known() {
     use XPrecision::{Auto, Int8};
@@ -198,7 +199,8 @@ fn planning_costs_little_and_less_when_the_problem_is_known() {
             continue;
         };
         eprintln!("{device}, M={m}, {permission:?}: unseen {unseen:?}, seen {seen:?}");
-        // 80 µs and 0.7 µs on a quiet machine; the limits leave room for slow and busy ones.
+        // 80 µs and 0.7 µs on a quiet machine; the limits leave room
+        // for slow and busy ones.
         assert!(unseen < Duration::from_micros(250), "{device}, M={m}, {permission:?}: {unseen:?}");
         assert!(seen < Duration::from_micros(10), "{device}, M={m}, {permission:?}: {seen:?}");
     }

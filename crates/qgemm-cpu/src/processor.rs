@@ -10,8 +10,8 @@ use crate::simd::Simd;
 /// ratio to the bandwidth matters.
 pub(crate) const CLOCK: f64 = 2.5e9;
 
-/// What kernels run on. `CpuDevice` gives it as its
-/// [`Device::as_any`].
+/// Processor with its thread pool, for kernels. `CpuDevice`
+/// returns it as its [`Device::as_any`].
 pub(crate) struct Processor {
     pub simd: &'static Simd,
     pub pool: Pool,

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 pub struct Finding {
     /// File relative to the root, and a 1-based line if known.
     place: (PathBuf, Option<usize>),
-    /// What is wrong, and what to do instead.
+    /// Broken rule, and the remedy.
     what: String,
 }
 

@@ -1,4 +1,5 @@
-//! Records of every operation but `gemm`: what an operation adds to what its description says.
+//! Records of every operation but `gemm`: what an operation adds to
+//! what its description says.
 
 use qgemm_hal::{DeviceInfo, Operation};
 use qgemm_sched::{Candidates, Offered};
@@ -8,7 +9,7 @@ use super::parts::{
     CandidateRecord, DeviceRecord, Dispatch, Reduction, RefusalRecord, Roof, Sizes, SplitAxis, Tile, WorkspaceRegion,
 };
 
-/// What a record needs to know of an operation's plan.
+/// Facts of an operation's plan for its record.
 pub(crate) trait Recorded: Operation {
     /// Sizes of its product.
     fn sizes(&self) -> Option<Sizes> {
@@ -22,21 +23,23 @@ pub(crate) trait Recorded: Operation {
     fn cut(_: &Self::Plan) -> String {
         "whole tiles".into()
     }
-    /// How a plan shares the work: by rows, of which most operations have one a token.
+    /// How a plan shares the work: by rows, of which most operations
+    /// have one a token.
     fn dispatch(&self, _: &Self::Plan) -> Dispatch {
         Dispatch::along(SplitAxis::M, 1)
     }
-    /// How partial results of a plan come together; `None` where there are none.
+    /// How partial results of a plan come together; `None` where
+    /// there are none.
     fn reduction(&self, _: &Self::Plan, _: &DeviceInfo) -> Option<Reduction> {
         None
     }
-    /// What lies where in a plan's workspace.
+    /// Regions of a plan's workspace.
     fn workspace(&self, _: &Self::Plan) -> Vec<WorkspaceRegion> {
         Vec::new()
     }
 }
 
-/// What the scheduler would choose, and why.
+/// Record of the scheduler's choice, with its reason.
 pub(crate) fn record<O: Recorded>(op: &O, info: &DeviceInfo, all: &Candidates<'_, O>) -> PlanRecord {
     let first = all.offered.first();
     let rate = first.and_then(|best| O::math(&best.plan)).and_then(|math| info.rate(math));

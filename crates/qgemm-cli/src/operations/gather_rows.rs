@@ -117,7 +117,7 @@ pub fn cases(args: &verify::Args, wanted: &Selection) -> anyhow::Result<Vec<Box<
     Ok(cases)
 }
 
-/// What a plan of the shape would be.
+/// Record of the plan for the shape.
 ///
 /// # Errors
 /// When the shape is invalid.

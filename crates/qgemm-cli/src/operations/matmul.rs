@@ -178,7 +178,7 @@ pub fn cases(args: &verify::Args, _: &Selection) -> anyhow::Result<Vec<Box<dyn T
     Ok(cases)
 }
 
-/// What a plan of the shape would be.
+/// Record of the plan for the shape.
 ///
 /// # Errors
 /// When the shape is invalid.
