@@ -5,7 +5,8 @@ use qgemm_hal::{CheckedGemm, DeviceInfo, Family, LaunchPlan};
 
 use super::cost::Cost;
 use super::partition::Cut;
-use super::select::{Preferences, Search, choose};
+use super::search::{Preferences, Search};
+use super::select::choose;
 use super::tuned::TunedTable;
 use crate::error::{Refusal, SchedError};
 

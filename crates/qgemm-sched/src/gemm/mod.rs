@@ -7,6 +7,7 @@ mod cost;
 mod explain;
 mod partition;
 pub(crate) mod processor;
+mod search;
 mod select;
 mod tuned;
 
@@ -15,9 +16,10 @@ pub(crate) use cost::overlapping;
 pub use cost::{Bound, Cost, estimate};
 pub use explain::{Considered, Explanation, explain};
 pub use partition::{Cut, Partition};
-pub use select::{INVARIANT_M, Preferences, candidates, choose};
+pub use search::{INVARIANT_M, Preferences};
+pub use select::{candidates, choose};
 pub use tuned::TunedTable;
 
-pub(crate) use select::First;
+pub(crate) use search::First;
 #[cfg(test)]
 pub(crate) use select::tests;
