@@ -60,3 +60,8 @@ pub use tokenizer::Tokenizer;
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/guide/models.md")]
 struct Guide;
+
+/// The README's example, compiled with the doctests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -99,6 +99,30 @@ const ORDERS: &[(&str, &[&str])] = &[
             "sequence",
         ],
     ),
+    (
+        "crates/qgemm-model/src",
+        &[
+            "error",
+            "philox",
+            "sampler",
+            "text_stream",
+            "stop_strings",
+            "page_pool",
+            "settings",
+            "architecture",
+            "hyperparameters",
+            "rotary",
+            "decoder",
+            "kv_cache",
+            "forward",
+            "tokenizer",
+            "chat_template",
+            "language_model",
+            "session",
+            "engine",
+        ],
+    ),
+    ("crates/qgemm-model/src/tokenizer", &["pre_tokenizer", "gguf"]),
 ];
 
 /// Checks every Rust file of those folders, except its tests.
