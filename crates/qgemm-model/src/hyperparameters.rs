@@ -17,6 +17,9 @@ const WINDOW: Key = Key { gguf: "attention.sliding_window", config: &["/sliding_
 const USE_WINDOW: Key = Key { gguf: "attention.use_sliding_window", config: &["/use_sliding_window"] };
 const ACTIVATION: Key = Key { gguf: "", config: &["/hidden_act", "/hidden_activation"] };
 
+/// Largest size that is read: products of two are far from overflow.
+const MOST: usize = 1 << 24;
+
 /// Sizes and constants of a decoder.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Hyperparameters {
@@ -46,16 +49,17 @@ impl Hyperparameters {
     /// # Errors
     /// [`Error::MissingSetting`], [`Error::UnservedSetting`].
     pub fn read(settings: &Settings<'_>, architecture: &Architecture) -> Result<Self, Error> {
-        let required = |key| settings.required(settings.count(key).filter(|&n| n > 0), key);
+        let stated = |key| size(settings, key);
+        let required = |key| settings.required(stated(key)?, key);
         let (hidden, heads) = (required(HIDDEN)?, required(HEADS)?);
-        let head_dim = settings.count(HEAD_DIM).filter(|&n| n > 0).unwrap_or(hidden / heads);
+        let head_dim = stated(HEAD_DIM)?.unwrap_or(hidden / heads);
         let eps = settings.required(settings.number(EPS), EPS)? as f32;
         let numbers = Self {
             layers: required(LAYERS)?,
             hidden,
             intermediate: required(INTERMEDIATE)?,
             heads,
-            kv_heads: settings.count(KV_HEADS).filter(|&n| n > 0).unwrap_or(heads),
+            kv_heads: stated(KV_HEADS)?.unwrap_or(heads),
             head_dim,
             eps,
             context: required(CONTEXT)?,
@@ -76,6 +80,18 @@ impl Hyperparameters {
         let activation = settings.text(ACTIVATION).unwrap_or("silu");
         expect(ACTIVATION, activation.to_owned(), activation == "silu", "silu")?;
         Ok(numbers)
+    }
+}
+
+/// A positive size, if it is stated.
+fn size(settings: &Settings<'_>, key: Key) -> Result<Option<usize>, Error> {
+    match settings.count(key).filter(|&n| n > 0) {
+        Some(got) if got > MOST => Err(Error::UnservedSetting {
+            name: settings.name(key),
+            got: got.to_string(),
+            expected: format!("at most {MOST}"),
+        }),
+        stated => Ok(stated),
     }
 }
 
@@ -137,6 +153,8 @@ mod tests {
         let changes = [("sliding_window", json!(128)), ("use_sliding_window", json!(true))];
         assert!(matches!(read("qwen2", &changes), Err(Error::UnservedSetting { .. })));
         assert!(matches!(read("llama", &[("num_key_value_heads", json!(3))]), Err(Error::UnservedSetting { .. })));
+        let huge = [("num_attention_heads", json!(1u64 << 39)), ("head_dim", json!(1u64 << 39))];
+        assert!(matches!(read("llama", &huge), Err(Error::UnservedSetting { .. })));
         let missing = read("llama", &[("rms_norm_eps", json!(null))]).expect_err("missing").to_string();
         assert_eq!(missing, "the model does not state `rms_norm_eps`");
     }

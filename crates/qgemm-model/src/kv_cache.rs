@@ -48,7 +48,8 @@ impl KvCache {
         let tokens = pages.saturating_mul(page_size);
         let elements = tokens.saturating_mul(numbers.kv_heads).saturating_mul(numbers.head_dim);
         let layer = || {
-            let plane = || Ok::<_, Error>(ctx.allocate(elements / 8 * format.bits())?.typed(format.element()));
+            let plane =
+                || Ok::<_, Error>(ctx.allocate((elements / 8).saturating_mul(format.bits()))?.typed(format.element()));
             let scales = || ctx.allocate_elements(DType::F16, elements / BLOCK);
             Ok::<_, Error>(LayerCache {
                 k: plane()?,

@@ -3,11 +3,11 @@
 
 mod common;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use common::reference::{Reference, argmax};
-use common::{greedy, run_all};
-use qgemm_api::{Context, XPrecision, open_model};
+use common::{Outcome, greedy, run_all};
+use qgemm_api::{Context, DType, KvFormat, XPrecision, open_model};
 use qgemm_model::{Engine, EngineOptions, Finish, Generation, LanguageModel, Message, Precision};
 use qgemm_testkit::skipped;
 
@@ -24,7 +24,7 @@ const TOKENS: usize = 48;
 
 /// X of products is f16: as the reference rounds it.
 const PRECISION: Precision =
-    Precision { activations: qgemm_api::DType::F16, x_precision: XPrecision::F16, batch_invariant: false };
+    Precision { activations: DType::F16, x_precision: XPrecision::F16, batch_invariant: false };
 
 fn model_path(test: &str) -> Option<PathBuf> {
     let path = std::env::var_os("QGEMM_TEST_LANGUAGE_MODEL").map(PathBuf::from).filter(|path| path.is_file());
@@ -34,33 +34,51 @@ fn model_path(test: &str) -> Option<PathBuf> {
     path
 }
 
+/// Greedy tokens of all prompts at once, and how far the reference's logit of each lies below its best one.
+fn below_the_best(path: &Path, precision: Precision, kv_format: KvFormat, rounds: bool) -> (Vec<Outcome>, Vec<f32>) {
+    let ctx = Context::open("cpu").expect("always there");
+    let model = LanguageModel::open(&ctx, path, precision).expect("the model");
+    let options = EngineOptions { kv_format, ..EngineOptions::default() };
+    let mut engine = Engine::new(&model, options).expect("memory");
+    let prompts = PROMPTS.map(|prompt| model.tokenizer().encode(prompt).expect("encoded"));
+    let ids = prompts.each_ref().map(|prompt| engine.start(prompt, greedy(TOKENS)).expect("valid"));
+    let mut all = run_all(&mut engine);
+    let outcomes: Vec<Outcome> = ids.iter().map(|id| all.remove(id).expect("an outcome")).collect();
+
+    let opened = open_model(path).expect("the model");
+    let numbers = *model.hyperparameters();
+    let reference = Reference { model: &opened, numbers, rotary_base: 100_000.0, interleaved: true, rounds };
+    let texts: Vec<Vec<u32>> =
+        prompts.iter().zip(&outcomes).map(|(prompt, outcome)| [&prompt[..], &outcome.ids].concat()).collect();
+    let sequences: Vec<(&[u32], usize)> =
+        texts.iter().zip(&prompts).map(|(text, prompt)| (&text[..text.len() - 1], prompt.len() - 1)).collect();
+    let logits = reference.logits(&sequences).into_iter().flatten();
+    let ids = outcomes.iter().flat_map(|outcome| outcome.ids.iter());
+    let below = logits.zip(ids).map(|(logits, &id)| argmax(&logits, id).1).collect();
+    (outcomes, below)
+}
+
 #[test]
 fn greedy_tokens_are_those_of_a_plain_forward_pass() {
     let Some(path) = model_path("greedy_tokens_are_those_of_a_plain_forward_pass") else { return };
-    let ctx = Context::open("cpu").expect("always there");
-    let model = LanguageModel::open(&ctx, &path, PRECISION).expect("the model");
-    // All prompts at once.
-    let mut engine = Engine::new(&model, EngineOptions::default()).expect("memory");
-    let prompts = PROMPTS.map(|prompt| model.tokenizer().encode(prompt).expect("encoded"));
-    let ids = prompts.each_ref().map(|prompt| engine.start(prompt, greedy(TOKENS)).expect("valid"));
-    let outcomes = run_all(&mut engine);
+    let exact = Precision { activations: DType::F32, x_precision: XPrecision::Exact, batch_invariant: false };
+    let (outcomes, below) = below_the_best(&path, exact, KvFormat::Plain(DType::F32), false);
+    assert_eq!(below.len(), PROMPTS.len() * TOKENS);
+    assert!(below.iter().all(|by| *by == 0.0), "{below:?}");
+    assert!(outcomes[0].text.starts_with(" Paris"), "{:?}", outcomes[0].text);
+}
 
-    let opened = open_model(&path).expect("the model");
-    let numbers = *model.hyperparameters();
-    let reference = Reference { model: &opened, numbers, rotary_base: 100_000.0, interleaved: true, rounds: true };
-    let texts: Vec<Vec<u32>> =
-        prompts.iter().zip(&ids).map(|(prompt, id)| [&prompt[..], &outcomes[id].ids].concat()).collect();
-    let sequences: Vec<(&[u32], usize)> =
-        texts.iter().zip(&prompts).map(|(text, prompt)| (&text[..text.len() - 1], prompt.len() - 1)).collect();
-    for ((id, logits), prompt) in ids.iter().zip(reference.logits(&sequences)).zip(PROMPTS) {
-        let outcome = &outcomes[id];
-        assert_eq!(outcome.ids.len(), TOKENS);
-        for (i, (logits, &id)) in logits.iter().zip(&outcome.ids).enumerate() {
-            let (best, by) = argmax(logits, id);
-            assert_eq!(best, id, "{prompt:?}, token {i}: {by} below the best ({:?})", outcome.text);
-        }
-    }
-    assert!(outcomes[&ids[0]].text.starts_with(" Paris"), "{:?}", outcomes[&ids[0]].text);
+/// Sums in another order round some activations to the neighbouring f16, which moves logits by some thousandths.
+#[test]
+fn greedy_tokens_with_x_in_f16_differ_in_ties_alone() {
+    /// Logits that are so close are a tie.
+    const TIE: f32 = 0.02;
+    let Some(path) = model_path("greedy_tokens_with_x_in_f16_differ_in_ties_alone") else { return };
+    let (_, below) = below_the_best(&path, PRECISION, KvFormat::Plain(DType::F16), true);
+    assert_eq!(below.len(), PROMPTS.len() * TOKENS);
+    assert!(below.iter().all(|by| *by < TIE), "{below:?}");
+    let ties = below.iter().filter(|by| **by > 0.0).count();
+    assert!(ties <= below.len() / 50, "{ties} of {} tokens: {below:?}", below.len());
 }
 
 #[test]

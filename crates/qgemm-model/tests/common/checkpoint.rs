@@ -141,7 +141,7 @@ fn metadata(header: &mut GgufHeader, recipe: &Recipe) {
     add("tokenizer.ggml.model", "gpt2".into());
     add("tokenizer.ggml.pre", "smollm".into());
     add("tokenizer.ggml.tokens", strings(vocabulary()));
-    add("tokenizer.ggml.merges", strings(vec!["a b".into()]));
+    add("tokenizer.ggml.merges", strings(Vec::new()));
     let types: Vec<u8> = (0..VOCABULARY).flat_map(|id| if id < 256 { 1u32 } else { 3 }.to_le_bytes()).collect();
     add("tokenizer.ggml.token_type", GgufValue::Array(GgufArray::Scalars { kind: 4, bytes: types.into() }));
     add("tokenizer.ggml.eos_token_id", 258u32.into());
