@@ -1,6 +1,8 @@
-//! Philox4x32-10, a counter-based random number generator (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3").
+//! Philox4x32-10, a counter-based random number generator
+//! (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3").
 //!
-//! A number depends on seed and position alone. Other sessions of a step, or tokens that were drawn before, do not change it.
+//! A number depends on seed and position alone. Other sessions
+//! and earlier draws do not change it.
 
 /// Rounds of the generator.
 const ROUNDS: usize = 10;

@@ -1,6 +1,7 @@
 //! Sampling of tokens from logits on the host.
 //!
-//! A sampler is a pure function of parameters, logits, earlier tokens and position, so a device sampler can replace it.
+//! A sampler is a pure function of parameters, logits, earlier
+//! tokens and position, so a device sampler can replace it.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;

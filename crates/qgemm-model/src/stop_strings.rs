@@ -1,4 +1,5 @@
-//! Stop strings: text is emitted up to the first of them, and a possible beginning of one is held back.
+//! Stop strings: text is emitted up to the first of them.
+//! A possible beginning of one is held back.
 
 /// The search for stop strings in streamed text.
 #[derive(Clone, Debug, Default)]
@@ -13,7 +14,8 @@ impl StopStrings {
         Self { strings: strings.into_iter().filter(|s| !s.is_empty()).collect(), held: String::new() }
     }
 
-    /// Adds text. Returns what may be emitted, and the stop string that ends the text, which is not emitted.
+    /// Adds text. Returns the text that may be emitted, and the
+    /// stop string that ends it. The stop string is not emitted.
     pub fn push(&mut self, text: &str) -> (String, Option<String>) {
         self.held.push_str(text);
         let found = self.strings.iter().filter_map(|s| Some((self.held.find(s.as_str())?, s)));

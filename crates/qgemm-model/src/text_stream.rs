@@ -1,4 +1,5 @@
-//! Incremental detokenization: text as tokens arrive, with incomplete UTF-8 held back.
+//! Incremental detokenization: text as tokens arrive, with
+//! incomplete UTF-8 held back.
 
 use crate::error::Error;
 
@@ -7,7 +8,8 @@ const MOST_HELD: usize = 3;
 
 /// The text of a growing sequence of tokens.
 ///
-/// Tokenizers decode a token by its neighbours (spaces, byte fallback), so tokens of the text before are decoded with the new ones.
+/// Tokenizers decode a token by its neighbours (spaces, byte
+/// fallback), so the tokens before are decoded with the new ones.
 #[derive(Clone, Debug, Default)]
 pub struct TextStream {
     ids: Vec<u32>,
@@ -23,7 +25,8 @@ impl TextStream {
         Self { ids: vec![last], emitted: 1, held: 0 }
     }
 
-    /// Adds a token. Returns the text that it completes, which is empty in the middle of a character.
+    /// Adds a token. Returns the text that it completes, which is
+    /// empty in the middle of a character.
     ///
     /// # Errors
     /// Those of `decode`.
@@ -41,7 +44,8 @@ impl TextStream {
         Ok(text)
     }
 
-    /// The text that is held back, at the end of the sequence; an incomplete character is U+FFFD.
+    /// The text that is held back, at the end of the sequence; an
+    /// incomplete character is U+FFFD.
     ///
     /// # Errors
     /// Those of `decode`.

@@ -82,7 +82,8 @@ impl Tokenizer {
         self
     }
 
-    /// Tokens of a text, with those that the model expects before and after it.
+    /// Tokens of a text, with the special tokens that the model
+    /// expects before and after it.
     ///
     /// # Errors
     /// [`Error::Tokenizer`].
