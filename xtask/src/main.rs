@@ -41,8 +41,8 @@ enum Command {
     /// Ask the compiler which kernels exceed the registers, so that main
     /// loops choose among the others.
     Spills(spills::Args),
-    /// Print the folder of the sentence encoder that the example `embed`
-    /// runs, and install it if necessary.
+    /// Print the path of a model that examples and tests run, and
+    /// install it if necessary.
     Model(model::Args),
     /// Write the tables of docs/results/performance.md from
     /// benches/results/, or check that they are current.

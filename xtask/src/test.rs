@@ -52,8 +52,8 @@ const STEPS: &[Step] = &[
     },
     Step {
         name: "model",
-        why: "the sentence encoder of a test is at hand; installed when it is not",
-        run: |_| model::ensure_model().map(drop),
+        why: "the models of tests are at hand; installed when they are not",
+        run: |_| model::ALL.iter().try_for_each(|model| model.ensure().map(drop)),
     },
     Step {
         name: "clippy",
@@ -173,7 +173,9 @@ fn cargo<S: AsRef<str>>(arguments: &[S], skips: &mut Vec<String>) -> anyhow::Res
     let arguments: Vec<&str> = arguments.iter().map(AsRef::as_ref).collect();
     let mut command = workspace::cargo();
     command.args(&arguments).env("RUSTDOCFLAGS", "-D warnings");
-    command.env(model::VARIABLE, model::folder()?);
+    for model in model::ALL {
+        command.env(model.variable, model.path()?);
+    }
     println!("$ cargo {}", arguments.join(" "));
     watch(&mut command, |line| {
         if line.starts_with(SKIP) && !skips.iter().any(|s| s == line) {

@@ -142,6 +142,7 @@ pub use workspace::Workspace;
 
 pub use qgemm_formats::model::{
     DenseTensor, GptqZeros, Model, ModelOptions, NumberTensor, NumberType, TensorInfo, TensorKind, gguf, printable,
+    strict_json,
 };
 pub use qgemm_formats::packed_file::{PackedParts, PackedWeight};
 pub use qgemm_formats::prepack::FragmentLayout;

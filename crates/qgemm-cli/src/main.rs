@@ -1,6 +1,6 @@
-//! The `qgemm` command: lists devices and models, quantizes,
-//! verifies kernels against the oracle, plans, tunes, benchmarks
-//! and reports.
+//! The `qgemm` command: runs language models, lists devices and
+//! models, quantizes, verifies kernels against the oracle, plans,
+//! tunes, benchmarks and reports.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stderr, reason = "a command says what it leaves out")]
 
@@ -23,6 +23,7 @@ mod prepare;
 mod progress;
 mod quantize;
 mod report;
+mod run;
 mod stress;
 mod support;
 mod table;
@@ -41,7 +42,11 @@ use tracing_subscriber::EnvFilter;
 use holds::Holds;
 
 #[derive(Parser)]
-#[command(name = "qgemm", version, about = "Quantized matrix multiplication: devices, model files, checks, benchmarks")]
+#[command(
+    name = "qgemm",
+    version,
+    about = "Quantized matrix multiplication: language models, devices, model files, checks, benchmarks"
+)]
 struct Cli {
     /// Print tables as JSON.
     #[arg(long, global = true)]
@@ -54,6 +59,8 @@ struct Cli {
 enum Command {
     /// List the devices of this machine and the formats that they multiply.
     Devices,
+    /// Continue a text with a language model, or answer a message.
+    Run(run::Args),
     /// List the tensors of a model: names, formats, shapes, bytes.
     Inspect(inspect::Args),
     /// Quantize the weights of a model, safetensors or GGUF, into a
@@ -92,6 +99,7 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     let result = match &cli.command {
         Command::Devices => devices::run(cli.json),
+        Command::Run(args) => run::run(args, cli.json),
         Command::Inspect(args) => inspect::run(args, cli.json),
         Command::Quantize(args) => quantize::run(args, cli.json),
         Command::Verify(args) => verify::run(args, cli.json),

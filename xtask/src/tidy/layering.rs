@@ -18,8 +18,9 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("qgemm-wgpu", &["qgemm-hal", "qgemm-formats"]),
     ("qgemm-emu", &["qgemm-hal", "qgemm-formats", "qgemm-cuda"]),
     ("qgemm-api", &["qgemm-formats", "qgemm-hal", "qgemm-sched", "qgemm-cpu", "qgemm-cuda", "qgemm-wgpu", "qgemm-emu"]),
+    ("qgemm-model", &["qgemm-api"]),
     ("qgemm-testkit", &["qgemm-api", "qgemm-formats", "qgemm-hal"]),
-    ("qgemm-cli", &["qgemm-api", "qgemm-testkit"]),
+    ("qgemm-cli", &["qgemm-api", "qgemm-model", "qgemm-testkit"]),
     ("qgemm-benches", &["qgemm-api", "qgemm-cuda", "qgemm-testkit"]),
     ("xtask", &["qgemm-formats", "qgemm-hal", "qgemm-cuda"]),
 ];

@@ -1,0 +1,119 @@
+//! Architectures as data: one file each.
+
+mod llama;
+mod mistral;
+mod names;
+mod qwen2;
+mod qwen3;
+
+pub use names::{GGUF, HUGGING_FACE, TensorNames};
+
+use crate::error::Error;
+
+/// A decoder of Llama's kind: RMSNorm before each part, rotary embedding, SwiGLU. The fields are what differs.
+#[derive(Debug)]
+pub struct Architecture {
+    /// `general.architecture` of GGUF files and `model_type` of `config.json`.
+    pub name: &'static str,
+    /// Pairs of rotary features in GGUF files; checkpoints in safetensors always have NeoX's.
+    pub gguf_rotary: RotaryPairs,
+    /// Whether query, key and value must have a bias.
+    pub qkv_bias: bool,
+    /// Whether heads of queries and keys are normalized.
+    pub head_norms: bool,
+    /// Which layers have a sliding window.
+    pub window: Window,
+}
+
+/// Features that are rotated together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RotaryPairs {
+    /// `(i, i + dim / 2)`.
+    Neox,
+    /// `(2i, 2i + 1)`.
+    Interleaved,
+}
+
+/// Use of `sliding_window`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Window {
+    /// There is none.
+    None,
+    /// All layers have it, if it is stated.
+    AllLayers,
+    /// Some layers have it, if `use_sliding_window` is set.
+    SomeLayers,
+}
+
+/// Architectures that run.
+static SERVED: [&Architecture; 4] = [&llama::LLAMA, &mistral::MISTRAL, &qwen2::QWEN2, &qwen3::QWEN3];
+
+/// Known architectures, and the operation that each needs besides.
+const UNSERVED: &[(&[&str], &str)] = &[
+    (
+        &[
+            "mixtral",
+            "qwen2moe",
+            "qwen2_moe",
+            "qwen3moe",
+            "qwen3_moe",
+            "dbrx",
+            "olmoe",
+            "llama4",
+            "glm4moe",
+            "ernie4_5_moe",
+        ],
+        "layers of experts",
+    ),
+    (&["gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n"], "a scaled embedding and gated GELU"),
+    (&["phi3", "phi4"], "fused QKV and gate·up tensors"),
+    (
+        &["phi2", "phi", "gptneox", "gpt_neox", "falcon", "stablelm", "gpt2", "starcoder2", "bloom", "mpt"],
+        "LayerNorm decoders",
+    ),
+    (&["deepseek2", "deepseek_v2", "deepseek_v3", "kimi_k2"], "multi-head latent attention and layers of experts"),
+    (&["gpt-oss", "gpt_oss"], "attention sinks and layers of experts"),
+    (&["qwen3next", "qwen3_next", "qwen35", "qwen3_5"], "the gated delta rule"),
+    (&["mamba", "mamba2", "falcon_h1", "granitehybrid", "nemotron_h", "jamba"], "state-space layers"),
+    (&["cohere", "cohere2", "command-r"], "parallel attention and scaled logits"),
+    (&["granite", "minicpm"], "scaled residuals and logits"),
+    (&["olmo2"], "norms behind attention and feed-forward parts"),
+    (&["bert", "nomic-bert", "modernbert"], "encoder layers (see the example `embed` of qgemm-api)"),
+    (&["t5", "whisper", "bart"], "cross-attention"),
+];
+
+/// The architecture called `name`.
+///
+/// # Errors
+/// [`Error::UnservedArchitecture`] with the missing operation; [`Error::UnknownArchitecture`].
+pub fn architecture(name: &str) -> Result<&'static Architecture, Error> {
+    if let Some(found) = SERVED.into_iter().find(|architecture| architecture.name == name) {
+        return Ok(found);
+    }
+    let (name, served) = (name.to_owned(), SERVED.iter().map(|architecture| architecture.name).collect());
+    match UNSERVED.iter().find(|(names, _)| names.contains(&name.as_str())) {
+        Some(&(_, missing)) => Err(Error::UnservedArchitecture { name, missing, served }),
+        None => Err(Error::UnknownArchitecture { name, served }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_architecture_is_found_or_refused_by_name() {
+        assert_eq!(architecture("llama").expect("served").name, "llama");
+        let moe = architecture("qwen3moe").expect_err("not served");
+        assert!(matches!(moe, Error::UnservedArchitecture { missing: "layers of experts", .. }), "{moe:?}");
+        let text = architecture("abc").expect_err("unknown").to_string();
+        assert_eq!(text, "architecture `abc`: unknown (qgemm-model runs llama, mistral, qwen2, qwen3)");
+    }
+
+    #[test]
+    fn a_name_is_either_served_or_not() {
+        let unserved = || UNSERVED.iter().flat_map(|(names, _)| names.iter());
+        assert!(unserved().all(|name| SERVED.iter().all(|architecture| architecture.name != *name)));
+        assert_eq!(unserved().collect::<std::collections::BTreeSet<_>>().len(), unserved().count());
+    }
+}

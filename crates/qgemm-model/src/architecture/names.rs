@@ -1,0 +1,66 @@
+//! Tensor names of decoders, without `.weight`.
+
+/// Names of one file format.
+#[derive(Debug)]
+pub struct TensorNames {
+    /// Embedding; also the output head if there is no `head`.
+    pub embedding: &'static str,
+    /// Norm before the head.
+    pub output_norm: &'static str,
+    /// Output head.
+    pub head: &'static str,
+    /// Prefix of a layer, before its number.
+    pub layer: &'static str,
+    /// Norm before attention.
+    pub attention_norm: &'static str,
+    /// Query, key and value.
+    pub qkv: [&'static str; 3],
+    /// Norms of the heads of queries and keys.
+    pub head_norms: [&'static str; 2],
+    /// Output projection of attention.
+    pub attention_output: &'static str,
+    /// Norm before the feed-forward part.
+    pub ffn_norm: &'static str,
+    /// Gate projection.
+    pub gate: &'static str,
+    /// Up projection.
+    pub up: &'static str,
+    /// Down projection.
+    pub down: &'static str,
+    /// Divisors of rotary frequencies, one for each pair.
+    pub rotary_factors: &'static str,
+}
+
+/// GGUF.
+pub static GGUF: TensorNames = TensorNames {
+    embedding: "token_embd",
+    output_norm: "output_norm",
+    head: "output",
+    layer: "blk.",
+    attention_norm: "attn_norm",
+    qkv: ["attn_q", "attn_k", "attn_v"],
+    head_norms: ["attn_q_norm", "attn_k_norm"],
+    attention_output: "attn_output",
+    ffn_norm: "ffn_norm",
+    gate: "ffn_gate",
+    up: "ffn_up",
+    down: "ffn_down",
+    rotary_factors: "rope_freqs",
+};
+
+/// Checkpoints of `transformers`, in safetensors.
+pub static HUGGING_FACE: TensorNames = TensorNames {
+    embedding: "model.embed_tokens",
+    output_norm: "model.norm",
+    head: "lm_head",
+    layer: "model.layers.",
+    attention_norm: "input_layernorm",
+    qkv: ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+    head_norms: ["self_attn.q_norm", "self_attn.k_norm"],
+    attention_output: "self_attn.o_proj",
+    ffn_norm: "post_attention_layernorm",
+    gate: "mlp.gate_proj",
+    up: "mlp.up_proj",
+    down: "mlp.down_proj",
+    rotary_factors: "",
+};

@@ -1,0 +1,228 @@
+//! [`Engine`]: sessions that share the weights and the steps of a model (continuous batching).
+
+use std::collections::VecDeque;
+use std::fmt;
+
+use qgemm_api::{DType, KvFormat};
+
+use crate::error::Error;
+use crate::forward::{Forward, Sequence};
+use crate::kv_cache::CacheSize;
+use crate::language_model::LanguageModel;
+use crate::page_pool::PagePool;
+use crate::session::{Finish, Generation, Output, Session, SessionId};
+
+/// Sizes of an engine.
+#[derive(Clone, Copy, Debug)]
+pub struct EngineOptions {
+    /// Sessions that run at once; others wait.
+    pub sessions: usize,
+    /// Tokens of the cache, for all sessions; rounded up to whole pages.
+    pub cache_tokens: usize,
+    /// Tokens of a page.
+    pub page_size: usize,
+    /// Tokens of a step at most: a longer prompt takes several steps.
+    pub step_tokens: usize,
+    /// Format of keys and values in the cache.
+    pub kv_format: KvFormat,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        Self {
+            sessions: 8,
+            cache_tokens: 4096,
+            page_size: 64,
+            step_tokens: 512,
+            kv_format: KvFormat::Plain(DType::F16),
+        }
+    }
+}
+
+/// Runs sessions of one model.
+pub struct Engine {
+    model: LanguageModel,
+    options: EngineOptions,
+    forward: Forward,
+    pool: PagePool,
+    /// Tokens of a session at most.
+    context: usize,
+    waiting: VecDeque<Session>,
+    running: Vec<Session>,
+    /// Ends of sessions that the next step reports.
+    ended: Vec<Output>,
+    next_id: u64,
+}
+
+impl Engine {
+    /// An engine for `model`, with its cache.
+    ///
+    /// # Errors
+    /// [`Error::EngineOption`]; a device error such as exhausted memory.
+    pub fn new(model: &LanguageModel, options: EngineOptions) -> Result<Self, Error> {
+        let EngineOptions { sessions, cache_tokens, page_size, step_tokens, kv_format } = options;
+        let named = [("sessions", sessions), ("cache tokens", cache_tokens), ("page size", page_size)];
+        if let Some((name, got)) = named.into_iter().find(|(_, got)| *got == 0) {
+            return Err(Error::EngineOption { name, got, least: 1 });
+        }
+        if step_tokens < sessions {
+            return Err(Error::EngineOption { name: "step tokens", got: step_tokens, least: sessions });
+        }
+        let pages = cache_tokens.div_ceil(page_size);
+        let context = model.hyperparameters().context.min(pages.saturating_mul(page_size));
+        let size = CacheSize { pages, page_size, width: context.div_ceil(page_size), format: kv_format };
+        let forward = Forward::new(model.context(), model.decoder().clone(), size, step_tokens, sessions)?;
+        Ok(Self {
+            model: model.clone(),
+            options,
+            forward,
+            pool: PagePool::new(u32::try_from(pages).unwrap_or(u32::MAX)),
+            context,
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            ended: Vec::new(),
+            next_id: 0,
+        })
+    }
+
+    /// Adds a session. It joins the next step that has room.
+    ///
+    /// # Errors
+    /// [`Error::EmptyPrompt`], [`Error::PromptTooLong`], [`Error::UnknownToken`], [`Error::SamplingParameter`].
+    pub fn start(&mut self, prompt: &[u32], generation: Generation) -> Result<SessionId, Error> {
+        if prompt.is_empty() {
+            return Err(Error::EmptyPrompt);
+        }
+        if prompt.len() > self.context {
+            return Err(Error::PromptTooLong { tokens: prompt.len(), limit: self.context });
+        }
+        let vocabulary = self.model.vocabulary();
+        if let Some(&id) = prompt.iter().find(|&&id| id as usize >= vocabulary) {
+            return Err(Error::UnknownToken { id, vocabulary });
+        }
+        generation.sampling.check()?;
+        let id = SessionId(self.next_id);
+        self.next_id += 1;
+        let mut session = Session::new(id, prompt, generation);
+        if session.is_done() {
+            let end = session.end(None, String::new(), Finish::MaxTokens, self.model.tokenizer());
+            self.ended.push(end);
+        } else {
+            self.waiting.push_back(session);
+        }
+        Ok(id)
+    }
+
+    /// Ends a session. The next step reports [`Finish::Cancelled`].
+    ///
+    /// # Errors
+    /// [`Error::NoSuchSession`].
+    pub fn cancel(&mut self, id: SessionId) -> Result<(), Error> {
+        let running = self.running.iter().position(|session| session.id == id).map(|at| self.running.remove(at));
+        let waiting =
+            || self.waiting.iter().position(|session| session.id == id).and_then(|at| self.waiting.remove(at));
+        let session = running.or_else(waiting).ok_or(Error::NoSuchSession)?;
+        self.end(session, Finish::Cancelled);
+        Ok(())
+    }
+
+    /// Whether no session is left, and none has an end to report.
+    pub fn is_idle(&self) -> bool {
+        self.running.is_empty() && self.waiting.is_empty() && self.ended.is_empty()
+    }
+
+    /// Tokens of a session at most, prompt included.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
+    /// Free pages of the cache.
+    pub fn free_pages(&self) -> usize {
+        self.pool.available()
+    }
+
+    /// Runs a step: a token of each session that generates, and prompts as far as [`EngineOptions::step_tokens`] permits.
+    /// An engine without sessions does nothing.
+    ///
+    /// # Errors
+    /// A device error. No session has advanced then, and the step may be repeated.
+    pub fn step(&mut self) -> Result<Vec<Output>, Error> {
+        self.admit();
+        let chunks = self.schedule();
+        let mut outputs = std::mem::take(&mut self.ended);
+        if chunks.is_empty() {
+            return Ok(outputs);
+        }
+        let scheduled = self.running.iter().zip(&chunks).filter(|(_, count)| **count > 0);
+        let sequences: Vec<Sequence<'_>> = scheduled.map(|(session, &count)| session.sequence(count)).collect();
+        let logits = match self.forward.run(&sequences) {
+            Ok(logits) => logits,
+            Err(error) => {
+                self.ended = outputs;
+                return Err(error);
+            }
+        };
+        let mut logits = logits.into_iter();
+        for (mut session, count) in std::mem::take(&mut self.running).into_iter().zip(chunks) {
+            session.cached += count;
+            if count == 0 || session.pending() > 0 {
+                self.running.push(session);
+                continue;
+            }
+            let Some(logits) = logits.next() else { unreachable!("sequences that end have logits") };
+            let output = session.advance(&logits, self.model.tokenizer(), self.context);
+            match output.finish {
+                None => self.running.push(session),
+                Some(_) => self.pool.release(session.pages),
+            }
+            outputs.push(output);
+        }
+        Ok(outputs)
+    }
+
+    /// Lets sessions join while there are pages for their prompts.
+    fn admit(&mut self) {
+        while self.running.len() < self.options.sessions {
+            let Some(session) = self.waiting.front_mut() else { break };
+            let pages = session.ids.len().div_ceil(self.options.page_size);
+            if !self.pool.grow(&mut session.pages, pages) {
+                break;
+            }
+            self.running.extend(self.waiting.pop_front());
+        }
+    }
+
+    /// New tokens of each running session. Those that generate come first; sessions without a page end.
+    fn schedule(&mut self) -> Vec<usize> {
+        let page_size = self.options.page_size;
+        let sessions = std::mem::take(&mut self.running);
+        for mut session in sessions {
+            match self.pool.grow(&mut session.pages, session.ids.len().div_ceil(page_size)) {
+                true => self.running.push(session),
+                false => self.end(session, Finish::CacheFull),
+            }
+        }
+        // Stable: sessions keep their order.
+        self.running.sort_by_key(|session| session.pending() > 1);
+        let mut room = self.options.step_tokens;
+        let chunk = |session: &Session| {
+            let count = session.pending().min(room);
+            room -= count;
+            count
+        };
+        self.running.iter().map(chunk).collect()
+    }
+
+    fn end(&mut self, mut session: Session, finish: Finish) {
+        let output = session.end(None, String::new(), finish, self.model.tokenizer());
+        self.pool.release(session.pages);
+        self.ended.push(output);
+    }
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (running, waiting) = (self.running.len(), self.waiting.len());
+        f.debug_struct("Engine").field("running", &running).field("waiting", &waiting).finish_non_exhaustive()
+    }
+}

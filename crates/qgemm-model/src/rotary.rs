@@ -1,0 +1,195 @@
+//! Rotary embedding of a model, by its settings.
+
+use qgemm_api::{Buffer, Context, Rotary, RotaryScaling};
+
+use crate::architecture::{Architecture, RotaryPairs};
+use crate::error::Error;
+use crate::hyperparameters::Hyperparameters;
+use crate::settings::{Key, Settings};
+
+const DIM: Key = Key { gguf: "rope.dimension_count", config: &[] };
+const SHARE: Key = Key { gguf: "", config: &["/partial_rotary_factor", "/rope_parameters/partial_rotary_factor"] };
+const BASE: Key = Key { gguf: "rope.freq_base", config: &["/rope_theta", "/rope_parameters/rope_theta"] };
+const KIND: Key = Key {
+    gguf: "rope.scaling.type",
+    config: &["/rope_scaling/rope_type", "/rope_scaling/type", "/rope_parameters/rope_type"],
+};
+const FACTOR: Key = Key { gguf: "rope.scaling.factor", config: &["/rope_scaling/factor", "/rope_parameters/factor"] };
+const ORIGINAL: Key = Key {
+    gguf: "rope.scaling.original_context_length",
+    config: &[
+        "/rope_scaling/original_max_position_embeddings",
+        "/rope_parameters/original_max_position_embeddings",
+        "/original_max_position_embeddings",
+    ],
+};
+const LOW: Key = Key { gguf: "", config: &["/rope_scaling/low_freq_factor", "/rope_parameters/low_freq_factor"] };
+const HIGH: Key = Key { gguf: "", config: &["/rope_scaling/high_freq_factor", "/rope_parameters/high_freq_factor"] };
+const BETA_FAST: Key =
+    Key { gguf: "rope.scaling.yarn_beta_fast", config: &["/rope_scaling/beta_fast", "/rope_parameters/beta_fast"] };
+const BETA_SLOW: Key =
+    Key { gguf: "rope.scaling.yarn_beta_slow", config: &["/rope_scaling/beta_slow", "/rope_parameters/beta_slow"] };
+const AMPLITUDE: Key =
+    Key { gguf: "", config: &["/rope_scaling/attention_factor", "/rope_parameters/attention_factor"] };
+const GGUF_AMPLITUDE: Key = Key { gguf: "rope.scaling.attn_factor", config: &[] };
+
+/// A rotary embedding: frequencies, or tables of cosines and sines.
+#[derive(Debug)]
+pub struct RotaryEmbedding {
+    /// Its description.
+    pub rotary: Rotary,
+    /// Cosines and sines, f32 `[positions, dim / 2]`, where each pair has a factor of its own.
+    pub tables: Option<[Buffer; 2]>,
+}
+
+/// Rotary settings of a model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RotarySettings {
+    /// The description, with scaling.
+    pub rotary: Rotary,
+    dim: usize,
+    base: f64,
+}
+
+impl RotarySettings {
+    /// Reads the settings.
+    ///
+    /// # Errors
+    /// [`Error::UnservedSetting`] for another kind of scaling; [`Error::MissingSetting`].
+    pub fn read(
+        settings: &Settings<'_>,
+        architecture: &Architecture,
+        numbers: &Hyperparameters,
+    ) -> Result<Self, Error> {
+        let head_dim = numbers.head_dim;
+        let share = settings.number(SHARE).map(|share| (share * head_dim as f64) as usize);
+        let dim = settings.count(DIM).or(share).unwrap_or(head_dim);
+        let base = settings.number(BASE).unwrap_or(10_000.0);
+        let pairs = if settings.is_gguf() { architecture.gguf_rotary } else { RotaryPairs::Neox };
+        let plain = match pairs {
+            RotaryPairs::Neox => Rotary::neox(dim),
+            RotaryPairs::Interleaved => Rotary::interleaved(dim),
+        };
+        let scaling = scaling(settings, numbers)?;
+        let mut rotary = plain.base(base).scaling(scaling);
+        if let RotaryScaling::Yarn { factor, .. } = scaling {
+            let stated = settings.number(AMPLITUDE);
+            let multiplied = settings.number(GGUF_AMPLITUDE).map(|by| by * (1.0 + 0.1 * factor.ln()));
+            if let Some(amplitude) = stated.or(multiplied) {
+                rotary = rotary.amplitude(amplitude as f32);
+            }
+        }
+        Ok(Self { rotary, dim, base })
+    }
+
+    /// Pairs of features.
+    pub fn pairs(&self) -> usize {
+        self.dim / 2
+    }
+
+    /// The embedding, whose frequencies are divided by `factors` if there are some, for up to `positions` tokens.
+    ///
+    /// # Errors
+    /// A device error.
+    pub fn embedding(
+        &self,
+        ctx: &Context,
+        factors: Option<&[f32]>,
+        positions: usize,
+    ) -> Result<RotaryEmbedding, Error> {
+        let Some(factors) = factors else { return Ok(RotaryEmbedding { rotary: self.rotary, tables: None }) };
+        let angles = angles(self.base, self.dim, factors, positions);
+        let table = |of: fn(f64) -> f64| ctx.upload(&angles.iter().map(|&a| of(a) as f32).collect::<Vec<f32>>());
+        Ok(RotaryEmbedding {
+            rotary: self.rotary.tables(positions),
+            tables: Some([table(f64::cos)?, table(f64::sin)?]),
+        })
+    }
+}
+
+/// Angles of all positions and pairs.
+fn angles(base: f64, dim: usize, factors: &[f32], positions: usize) -> Vec<f64> {
+    let frequency = |(pair, factor): (usize, &f32)| base.powf(-2.0 * pair as f64 / dim as f64) / f64::from(*factor);
+    let frequencies: Vec<f64> = factors.iter().enumerate().map(frequency).collect();
+    (0..positions).flat_map(|position| frequencies.iter().map(move |f| position as f64 * f)).collect()
+}
+
+fn scaling(settings: &Settings<'_>, numbers: &Hyperparameters) -> Result<RotaryScaling, Error> {
+    let required = |key| settings.required(settings.number(key), key);
+    let original = settings.count(ORIGINAL).unwrap_or(numbers.context);
+    match settings.text(KIND).unwrap_or("none") {
+        "none" | "default" => Ok(RotaryScaling::None),
+        "linear" => Ok(RotaryScaling::Linear { factor: required(FACTOR)? }),
+        "llama3" => Ok(RotaryScaling::Llama3 {
+            factor: required(FACTOR)?,
+            low: required(LOW)?,
+            high: required(HIGH)?,
+            original,
+        }),
+        "yarn" => {
+            let fast = settings.number(BETA_FAST).unwrap_or(32.0);
+            let slow = settings.number(BETA_SLOW).unwrap_or(1.0);
+            Ok(RotaryScaling::Yarn { factor: required(FACTOR)?, fast, slow, original })
+        }
+        other => Err(Error::UnservedSetting {
+            name: settings.name(KIND),
+            got: other.to_owned(),
+            expected: "none, linear, llama3 or yarn".into(),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::architecture::architecture;
+
+    fn read(changes: &[(&str, Value)]) -> Result<RotarySettings, Error> {
+        let mut config = json!({ "model_type": "llama" });
+        changes.iter().for_each(|(key, value)| config[key] = value.clone());
+        let numbers = Hyperparameters {
+            layers: 1,
+            hidden: 64,
+            intermediate: 64,
+            heads: 4,
+            kv_heads: 4,
+            head_dim: 16,
+            eps: 1e-5,
+            context: 2048,
+            window: None,
+        };
+        RotarySettings::read(&Settings::Config(config), architecture("llama")?, &numbers)
+    }
+
+    #[test]
+    fn settings_of_a_config() {
+        assert_eq!(read(&[]).expect("read").rotary, Rotary::neox(16));
+        assert_eq!(read(&[("rope_theta", json!(5e5))]).expect("read").rotary, Rotary::neox(16).base(5e5));
+        assert_eq!(read(&[("partial_rotary_factor", json!(0.5))]).expect("read").pairs(), 4);
+        let llama3 = json!({ "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192 });
+        let expected = RotaryScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8192 };
+        let got = read(&[("rope_scaling", llama3)]).expect("read");
+        assert_eq!(got.rotary, Rotary::neox(16).base(10_000.0).scaling(expected));
+        let yarn = json!({ "type": "yarn", "factor": 4.0, "attention_factor": 1.5 });
+        let expected = RotaryScaling::Yarn { factor: 4.0, fast: 32.0, slow: 1.0, original: 2048 };
+        let got = read(&[("rope_scaling", yarn)]).expect("read");
+        assert_eq!(got.rotary, Rotary::neox(16).scaling(expected).amplitude(1.5));
+    }
+
+    #[test]
+    fn other_scalings_are_refused() {
+        let refused = read(&[("rope_scaling", json!({ "rope_type": "longrope" }))]).expect_err("not run").to_string();
+        assert_eq!(refused, "`rope_scaling.rope_type` is longrope: expected none, linear, llama3 or yarn");
+        assert!(matches!(read(&[("rope_scaling", json!({ "type": "linear" }))]), Err(Error::MissingSetting { .. })));
+    }
+
+    #[test]
+    fn factors_divide_frequencies() {
+        let got = angles(100.0, 4, &[1.0, 8.0], 3);
+        let expected = [0.0, 0.0, 1.0, 0.1 / 8.0, 2.0, 0.2 / 8.0];
+        assert!(got.iter().zip(expected).all(|(got, expected)| (got - expected).abs() < 1e-12), "{got:?}");
+    }
+}

@@ -1,0 +1,224 @@
+//! Small random decoders as GGUF files and as safetensors checkpoints.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use qgemm_api::gguf::{GgufArray, GgufHeader, GgufScalar, GgufValue};
+use qgemm_api::{Format, quantize};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+pub const HIDDEN: usize = 64;
+pub const INTERMEDIATE: usize = 96;
+pub const HEADS: usize = 4;
+pub const KV_HEADS: usize = 2;
+/// Not `HIDDEN / HEADS`; a whole block of quantized caches.
+pub const HEAD_DIM: usize = 32;
+pub const LAYERS: usize = 2;
+pub const CONTEXT: usize = 128;
+/// All bytes, then these special tokens.
+pub const SPECIAL: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
+pub const VOCABULARY: usize = 256 + SPECIAL.len();
+const TEMPLATE: &str = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}\
+    {% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+
+/// What differs among small models.
+#[derive(Clone, Copy)]
+pub struct Recipe {
+    pub architecture: &'static str,
+    /// Formats of most weights, and of value projections.
+    pub formats: [&'static str; 2],
+    pub qkv_bias: bool,
+    pub head_norms: bool,
+    /// Whether rotary frequencies have divisors (`rope_freqs`).
+    pub rotary_factors: bool,
+    /// A tensor that no decoder has.
+    pub extra: Option<&'static str>,
+}
+
+pub const LLAMA: Recipe = Recipe {
+    architecture: "llama",
+    formats: ["q8_0", "q8_0"],
+    qkv_bias: false,
+    head_norms: false,
+    rotary_factors: false,
+    extra: None,
+};
+
+/// A tensor's name in GGUF, its shape and values.
+pub struct Tensor {
+    pub name: String,
+    pub shape: Vec<usize>,
+    pub values: Vec<f32>,
+}
+
+/// Random tensors of a model.
+pub fn tensors(recipe: &Recipe) -> Vec<Tensor> {
+    let mut rng = StdRng::seed_from_u64(11);
+    let mut all = Vec::new();
+    let mut add = |name: String, shape: &[usize], center: f32, width: f32| {
+        let values = (0..shape.iter().product()).map(|_| center + rng.random_range(-width..width)).collect();
+        all.push(Tensor { name, shape: shape.to_vec(), values });
+    };
+    add("token_embd.weight".into(), &[VOCABULARY, HIDDEN], 0.0, 1.0);
+    add("output_norm.weight".into(), &[HIDDEN], 1.0, 0.5);
+    for layer in 0..LAYERS {
+        let name = |part: &str| format!("blk.{layer}.{part}");
+        add(name("attn_norm.weight"), &[HIDDEN], 1.0, 0.5);
+        add(name("ffn_norm.weight"), &[HIDDEN], 1.0, 0.5);
+        for (part, heads) in [("attn_q", HEADS), ("attn_k", KV_HEADS), ("attn_v", KV_HEADS)] {
+            add(name(&format!("{part}.weight")), &[heads * HEAD_DIM, HIDDEN], 0.0, 0.3);
+            if recipe.qkv_bias {
+                add(name(&format!("{part}.bias")), &[heads * HEAD_DIM], 0.0, 0.5);
+            }
+        }
+        if recipe.head_norms {
+            add(name("attn_q_norm.weight"), &[HEAD_DIM], 1.0, 0.5);
+            add(name("attn_k_norm.weight"), &[HEAD_DIM], 1.0, 0.5);
+        }
+        add(name("attn_output.weight"), &[HIDDEN, HEADS * HEAD_DIM], 0.0, 0.3);
+        add(name("ffn_gate.weight"), &[INTERMEDIATE, HIDDEN], 0.0, 0.3);
+        add(name("ffn_up.weight"), &[INTERMEDIATE, HIDDEN], 0.0, 0.3);
+        add(name("ffn_down.weight"), &[HIDDEN, INTERMEDIATE], 0.0, 0.3);
+    }
+    if recipe.rotary_factors {
+        add("rope_freqs.weight".into(), &[HEAD_DIM / 2], 4.0, 3.0);
+    }
+    if let Some(extra) = recipe.extra {
+        add(extra.into(), &[HIDDEN], 1.0, 0.5);
+    }
+    all
+}
+
+/// Writes a model as GGUF.
+pub fn write_gguf(folder: &Path, recipe: &Recipe) -> PathBuf {
+    let path = folder.join(format!("{}.gguf", recipe.architecture));
+    let format = |tensor: &Tensor| -> Format {
+        let name = match tensor.shape.len() == 1 {
+            true => "f32",
+            false => recipe.formats[usize::from(tensor.name.contains("attn_v"))],
+        };
+        name.parse().expect("a format")
+    };
+    let mut header = GgufHeader::new();
+    metadata(&mut header, recipe);
+    let all = tensors(recipe);
+    for tensor in &all {
+        header.tensor(&tensor.name, &tensor.shape, format(tensor)).expect("it fits");
+    }
+    let mut writer = header.write(fs::File::create(&path).expect("writable")).expect("writable");
+    for tensor in &all {
+        match tensor.shape[..] {
+            [n, k] => {
+                let (weight, _) = quantize(&tensor.values, n, k, format(tensor)).expect("K suits");
+                writer.tensor(weight.blocks()).expect("the right size");
+            }
+            _ => writer.tensor(&bytes(&tensor.values)).expect("the right size"),
+        }
+    }
+    writer.finish().expect("complete");
+    path
+}
+
+fn metadata(header: &mut GgufHeader, recipe: &Recipe) {
+    let mut add = |key: &str, value: GgufValue| header.metadata(key, value).expect("a new key");
+    let architecture = recipe.architecture;
+    add("general.architecture", architecture.into());
+    let numbers = [
+        ("block_count", LAYERS),
+        ("embedding_length", HIDDEN),
+        ("feed_forward_length", INTERMEDIATE),
+        ("attention.head_count", HEADS),
+        ("attention.head_count_kv", KV_HEADS),
+        ("attention.key_length", HEAD_DIM),
+        ("context_length", CONTEXT),
+    ];
+    for (key, value) in numbers {
+        add(&format!("{architecture}.{key}"), (value as u32).into());
+    }
+    add(&format!("{architecture}.attention.layer_norm_rms_epsilon"), GgufScalar::F32(1e-5).into());
+    let strings = |items: Vec<String>| GgufValue::Array(GgufArray::Strings(items));
+    add("tokenizer.ggml.model", "gpt2".into());
+    add("tokenizer.ggml.pre", "smollm".into());
+    add("tokenizer.ggml.tokens", strings(vocabulary()));
+    add("tokenizer.ggml.merges", strings(Vec::new()));
+    let types: Vec<u8> = (0..VOCABULARY).flat_map(|id| if id < 256 { 1u32 } else { 3 }.to_le_bytes()).collect();
+    add("tokenizer.ggml.token_type", GgufValue::Array(GgufArray::Scalars { kind: 4, bytes: types.into() }));
+    add("tokenizer.ggml.eos_token_id", 258u32.into());
+    add("tokenizer.chat_template", TEMPLATE.into());
+}
+
+/// Writes a model as a checkpoint folder of `transformers`, in f32.
+pub fn write_safetensors(folder: &Path, recipe: &Recipe) {
+    let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
+    for tensor in tensors(recipe) {
+        let begin = data.len();
+        data.extend(bytes(&tensor.values));
+        let entry = serde_json::json!({ "dtype": "F32", "shape": tensor.shape, "data_offsets": [begin, data.len()] });
+        header.insert(hugging_face_name(&tensor.name), entry);
+    }
+    let header = serde_json::Value::from(header).to_string().into_bytes();
+    let file = [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat();
+    fs::write(folder.join("model.safetensors"), file).expect("writable");
+    let config = serde_json::json!({
+        "model_type": recipe.architecture, "hidden_size": HIDDEN, "intermediate_size": INTERMEDIATE,
+        "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM,
+        "num_hidden_layers": LAYERS, "rms_norm_eps": 1e-5, "max_position_embeddings": CONTEXT, "hidden_act": "silu",
+        "eos_token_id": 258, "tie_word_embeddings": true,
+    });
+    fs::write(folder.join("config.json"), config.to_string()).expect("writable");
+    fs::write(folder.join("tokenizer.json"), tokenizer_json().to_string()).expect("writable");
+    let tokenizer_config = serde_json::json!({ "eos_token": { "content": "<|im_end|>" }, "chat_template": TEMPLATE });
+    fs::write(folder.join("tokenizer_config.json"), tokenizer_config.to_string()).expect("writable");
+}
+
+fn tokenizer_json() -> serde_json::Value {
+    let tokens = vocabulary();
+    let ids: serde_json::Map<_, _> = tokens.iter().cloned().zip((0..).map(|id: u32| id.into())).collect();
+    let added: Vec<_> = (256..VOCABULARY)
+        .map(|id| {
+            serde_json::json!({ "id": id, "content": tokens[id], "special": true, "normalized": false,
+                "single_word": false, "lstrip": false, "rstrip": false })
+        })
+        .collect();
+    serde_json::json!({
+        "version": "1.0",
+        "added_tokens": added,
+        "pre_tokenizer": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true },
+        "decoder": { "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true },
+        "model": { "type": "BPE", "vocab": ids, "merges": [] },
+    })
+}
+
+fn hugging_face_name(gguf: &str) -> String {
+    let names = [
+        ("token_embd", "model.embed_tokens"),
+        ("output_norm", "model.norm"),
+        ("blk.", "model.layers."),
+        ("attn_norm", "input_layernorm"),
+        ("ffn_norm", "post_attention_layernorm"),
+        ("attn_q_norm", "self_attn.q_norm"),
+        ("attn_k_norm", "self_attn.k_norm"),
+        ("attn_q.", "self_attn.q_proj."),
+        ("attn_k.", "self_attn.k_proj."),
+        ("attn_v.", "self_attn.v_proj."),
+        ("attn_output", "self_attn.o_proj"),
+        ("ffn_gate", "mlp.gate_proj"),
+        ("ffn_up", "mlp.up_proj"),
+        ("ffn_down", "mlp.down_proj"),
+    ];
+    names.iter().fold(gguf.to_owned(), |name, (from, to)| name.replace(from, to))
+}
+
+/// GPT-2's characters of all bytes, then special tokens.
+fn vocabulary() -> Vec<String> {
+    let is_printable = |byte: u32| matches!(byte, 33..=126 | 161..=172 | 174..=255);
+    let mut others = 256..;
+    let bytes = (0..256).map(|byte| if is_printable(byte) { byte } else { others.next().expect("endless") });
+    let characters: Vec<String> = bytes.map(|c| char::from_u32(c).expect("a character").to_string()).collect();
+    characters.into_iter().chain(SPECIAL.map(str::to_owned)).collect()
+}
+
+fn bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
+}
