@@ -5,7 +5,7 @@ use std::mem::size_of;
 use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
-use qgemm_formats::Format;
+use qgemm_formats::{DType, Format};
 use qgemm_formats::prepack::{FragmentLayout, PackedLayout};
 use qgemm_hal::abi::{self, GatherRowsPointers, GatherRowsShape, dtype_code};
 use qgemm_hal::{
@@ -49,6 +49,8 @@ fn id(format: Format, variant: Variant) -> KernelId {
 fn source(format: Format, layout: &PackedLayout, variant: Variant) -> KernelSpec {
     let prelude = Prelude {
         integer_operands: Some(0),
+        // Weights become f32.
+        x_dtype: Some(dtype_code(DType::F32)),
         threads: Some(THREADS),
         shared_bytes: Some(SHARED_BYTES),
         rounded: Some(0),
