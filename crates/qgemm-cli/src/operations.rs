@@ -85,7 +85,7 @@ macro_rules! operations {
                 match self { $(Op::$op => $module::cases(args, wanted),)* }
             }
 
-            /// What a plan of the shape would be.
+            /// Plan record of the shape.
             ///
             /// # Errors
             /// When the shape is invalid.

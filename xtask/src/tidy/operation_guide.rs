@@ -7,7 +7,7 @@ use super::{Finding, Source};
 
 /// The guide.
 const GUIDE: &str = "docs/extend/operation.md";
-/// What follows the operation's name in the guide.
+/// Text after the operation's name in the guide.
 const ADDED_LAST: &str = " is the operation that was added last";
 /// The line before the table of edited files.
 const EDITED: &str = "Existing files that are edited:";

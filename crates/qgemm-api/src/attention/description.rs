@@ -305,7 +305,7 @@ impl Attention {
         self
     }
 
-    /// What candidates are restricted to.
+    /// Restrictions on the candidates.
     pub(crate) fn preferences(&self) -> Preferences {
         Preferences { family: self.family.clone(), ..Preferences::default() }
     }

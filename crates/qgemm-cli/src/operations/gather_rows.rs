@@ -117,7 +117,7 @@ pub fn cases(args: &verify::Args, wanted: &Selection) -> anyhow::Result<Vec<Box<
     Ok(cases)
 }
 
-/// What a plan of the shape would be.
+/// Plan record of the shape.
 ///
 /// # Errors
 /// When the shape is invalid.

@@ -137,7 +137,7 @@ pub fn cases(args: &verify::Args, _: &Selection) -> anyhow::Result<Vec<Box<dyn T
     Ok(cases)
 }
 
-/// What a plan of the shape would be.
+/// Plan record of the shape.
 ///
 /// # Errors
 /// When the shape is invalid.
