@@ -13,8 +13,8 @@ impl Context {
     /// An unserved problem is no error: the record has the reasons.
     ///
     /// # Errors
-    /// When the problem is not valid, its weight is on another
-    /// device, or the requested family does not exist.
+    /// When the problem is invalid, its weight is on another device,
+    /// or the requested family does not exist.
     pub fn explain(&self, problem: &Problem) -> Result<PlanRecord, Error> {
         self.check_weight(problem.weight().device)?;
         let device = self.device();
@@ -33,7 +33,7 @@ impl Context {
     /// part of the weight. Its prologue decodes that part.
     ///
     /// # Errors
-    /// When the gradient is not valid.
+    /// When the gradient is invalid.
     pub fn explain_gradient<'a>(
         &self,
         weight: impl Into<GradientWeight<'a>>,

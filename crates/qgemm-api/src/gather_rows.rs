@@ -136,8 +136,8 @@ impl Context {
     /// problem costs a lookup, as with [`Context::plan`].
     ///
     /// # Errors
-    /// When the gather is not valid, its weight is on another device,
-    /// no family serves it, or the kernel cannot be made ready.
+    /// When the gather is invalid, its weight is on another device or
+    /// no family serves it; or when the kernel cannot be prepared.
     pub fn plan_gather_rows(&self, gather: &GatherRows) -> Result<GatherRowsPlan, Error> {
         self.check_weight(gather.weight.device)?;
         let planned = Planned::new(self, gather.check()?, Preferences::default())?;
@@ -148,7 +148,7 @@ impl Context {
     /// [`Context::explain`].
     ///
     /// # Errors
-    /// When the gather is not valid, or its weight is on another
+    /// When the gather is invalid, or its weight is on another
     /// device.
     pub fn explain_gather_rows(&self, gather: &GatherRows) -> Result<PlanRecord, Error> {
         self.check_weight(gather.weight.device)?;

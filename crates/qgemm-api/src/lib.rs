@@ -198,14 +198,13 @@ pub mod cpu;
 /// and measured bandwidths.
 ///
 /// [`wrap_device_ptr`](cuda::wrap_device_ptr) and
-/// [`wrap_stream`](cuda::wrap_stream) wrap pointers and streams
-/// of the CUDA runtime, PyTorch or other code in the process,
-/// without copies. Their first argument is the
-/// [`device`](Context::device) of a context. If every tensor is
-/// an external pointer, an [`AddressSpace`](cuda::AddressSpace)
-/// makes views of them at no cost.
-/// [`device_address`](cuda::device_address) returns a buffer's
-/// pointer.
+/// [`wrap_stream`](cuda::wrap_stream) wrap external pointers and
+/// streams, without copies. They may come from the CUDA runtime,
+/// PyTorch or other code in the process. Their first argument is
+/// the [`device`](Context::device) of a context. An
+/// [`AddressSpace`](cuda::AddressSpace) makes views of external
+/// pointers at no cost. [`device_address`](cuda::device_address)
+/// returns a buffer's pointer.
 #[cfg(feature = "cuda")]
 pub mod cuda {
     pub use qgemm_cuda::{

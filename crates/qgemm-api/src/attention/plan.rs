@@ -186,8 +186,8 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// When the attention is not valid, no family serves it, or a
-    /// kernel cannot be made ready.
+    /// When the attention is invalid or no family serves it, or when
+    /// a kernel cannot be prepared.
     pub fn plan_attention(&self, attention: &Attention) -> Result<AttentionPlan, Error> {
         Planned::new(self, attention.check()?, attention.preferences())
     }
@@ -206,7 +206,7 @@ impl Context {
     /// [`Context::explain`].
     ///
     /// # Errors
-    /// When the attention is not valid, or the requested family does
+    /// When the attention is invalid, or the requested family does
     /// not exist.
     pub fn explain_attention(&self, problem: &Attention) -> Result<PlanRecord, Error> {
         explain(self, &problem.check()?, &problem.preferences())
@@ -307,9 +307,9 @@ impl AttentionPlan {
     /// time.
     ///
     /// # Errors
-    /// When an operand is missing, too short, misaligned, on another
-    /// device or not part of the attention; or on a device error.
-    /// Nothing is written then.
+    /// When an operand is missing, too short, misaligned, unexpected
+    /// or on another device; or on a device error. Nothing is written
+    /// then.
     pub fn run(&self, stream: &Stream, mut args: AttentionArgs<'_>) -> Result<(), Error> {
         let workspace = args.workspace.take().map(Workspace::view);
         self.run_within(stream, args, workspace)

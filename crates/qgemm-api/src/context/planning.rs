@@ -14,15 +14,14 @@ use crate::quantization::{Quantization, QuantizationPlan, QuantizedX};
 use crate::weight::Weight;
 
 impl Context {
-    /// Chooses a kernel for `problem`, makes it ready (which may
-    /// compile it) and computes its workspace. A problem that this
-    /// context, or a clone of it, has planned costs a lookup. The
-    /// cache holds the last 1024.
+    /// Chooses a kernel for `problem` and makes it ready, by
+    /// compilation if necessary. A problem that this context, or a
+    /// clone of it, has planned costs a lookup. The cache holds the
+    /// last 1024.
     ///
     /// # Errors
-    /// When the problem is not valid, its weight is on another
-    /// device, no family serves it, or the kernel cannot be made
-    /// ready.
+    /// When the problem is invalid, its weight is on another device
+    /// or no family serves it; or when the kernel cannot be prepared.
     pub fn plan(&self, problem: &Problem) -> Result<Plan, Error> {
         self.check_weight(problem.weight().device)?;
         Plan::new(self, problem)
@@ -32,7 +31,7 @@ impl Context {
     /// a problem with `weight`. See [`Linear`].
     ///
     /// # Errors
-    /// When the problem is not valid, or has another weight.
+    /// When the problem is invalid, or has another weight.
     pub fn layer(&self, weight: &Weight, describe: impl FnOnce(Problem) -> Problem) -> Result<Linear, Error> {
         self.check_weight(weight.device())?;
         Linear::new(self, weight, describe(Problem::new(weight, 0)))
@@ -65,13 +64,12 @@ impl Context {
         MoeLayer::new(self, up, down, top_k, describe)
     }
 
-    /// Chooses kernels for the input gradient of a layer or of
-    /// experts, and makes them ready. A known problem costs a lookup,
-    /// as with [`Context::plan`].
+    /// Chooses kernels for the input gradient of a layer or experts.
+    /// A known problem costs a lookup, as with [`Context::plan`].
     ///
     /// # Errors
-    /// When the gradient is not valid, no family serves it, or a
-    /// kernel cannot be made ready.
+    /// When the gradient is invalid or no family serves it, or when a
+    /// kernel cannot be prepared.
     pub fn plan_gradient<'a>(
         &self,
         weight: impl Into<GradientWeight<'a>>,

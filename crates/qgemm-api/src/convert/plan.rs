@@ -85,7 +85,8 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// When the conversion is not valid, no family serves it, or the kernel cannot be made ready.
+    /// When the conversion is invalid or no family serves it, or when
+    /// the kernel cannot be prepared.
     pub fn plan_conversion(&self, conversion: &Conversion) -> Result<ConversionPlan, Error> {
         Planned::new(self, conversion.check()?, Preferences::default())
     }
@@ -94,7 +95,7 @@ impl Context {
     /// [`Context::explain`].
     ///
     /// # Errors
-    /// When the conversion is not valid.
+    /// When the conversion is invalid.
     pub fn explain_conversion(&self, conversion: &Conversion) -> Result<PlanRecord, Error> {
         explain(self, &conversion.check()?, &Preferences::default())
     }
@@ -132,9 +133,9 @@ impl ConversionPlan {
     /// may capture the run.
     ///
     /// # Errors
-    /// When an operand is missing, too short, misaligned, on another
-    /// device or not part of the conversion; or on a device error.
-    /// Nothing is written then.
+    /// When an operand is missing, too short, misaligned, unexpected
+    /// or on another device; or on a device error. Nothing is written
+    /// then.
     pub fn run(&self, stream: &Stream, args: ConversionArgs<'_>) -> Result<(), Error> {
         use ConvertOperand as O;
         let ConversionArgs { x, d, order, row_factors } = args;

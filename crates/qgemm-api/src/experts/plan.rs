@@ -254,9 +254,8 @@ impl Context {
     /// problem costs a lookup, as with [`Context::plan`].
     ///
     /// # Errors
-    /// When the problem is not valid, its experts are on another
-    /// device, no family serves it, or the kernel cannot be made
-    /// ready.
+    /// When the problem is invalid, its experts are on another device
+    /// or no family serves it; or when the kernel cannot be prepared.
     pub fn plan_experts(&self, problem: &ExpertProblem) -> Result<ExpertPlan, Error> {
         self.check_weight(problem.shape().each.device)?;
         let op = problem.check()?;
@@ -279,7 +278,7 @@ impl Context {
     /// [`Context::explain`].
     ///
     /// # Errors
-    /// When the problem is not valid, or its experts are on another
+    /// When the problem is invalid, or its experts are on another
     /// device.
     pub fn explain_experts(&self, problem: &ExpertProblem) -> Result<PlanRecord, Error> {
         self.check_weight(problem.shape().each.device)?;

@@ -212,8 +212,8 @@ impl GradientPlan {
 }
 
 impl Scratch {
-    /// Regions after the counters at the start of every workspace,
-    /// and after the workspace of the products.
+    /// Regions after the counters of every workspace and the
+    /// workspace of products.
     pub(super) fn new(products: usize, decoded: usize, sums: usize) -> Self {
         let start = products.max(WorkspaceLayout::RESERVED).next_multiple_of(ALIGNMENT);
         let end = start + decoded;

@@ -138,7 +138,8 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// When the indexer is not valid, no family serves it, or a kernel cannot be made ready.
+    /// When the indexer is invalid or no family serves it, or when a
+    /// kernel cannot be prepared.
     pub fn plan_indexer(&self, indexer: &Indexer) -> Result<IndexerPlan, Error> {
         Planned::new(self, indexer.check()?, Preferences::default())
     }
@@ -147,7 +148,7 @@ impl Context {
     /// [`Context::explain`].
     ///
     /// # Errors
-    /// When the indexer is not valid.
+    /// When the indexer is invalid.
     pub fn explain_indexer(&self, problem: &Indexer) -> Result<PlanRecord, Error> {
         explain(self, &problem.check()?, &Preferences::default())
     }
@@ -233,9 +234,9 @@ impl IndexerPlan {
     /// time.
     ///
     /// # Errors
-    /// When an operand is missing, too short, misaligned, on another
-    /// device or not part of the indexer; or on a device error.
-    /// Nothing is written then.
+    /// When an operand is missing, too short, misaligned, unexpected
+    /// or on another device; or on a device error. Nothing is written
+    /// then.
     pub fn run(&self, stream: &Stream, args: IndexerArgs<'_>) -> Result<(), Error> {
         use IndexerOperand as O;
         let IndexerArgs { q, k, weights, q_scales, k_scales, starts, ends, lengths, block_table, result, workspace } =

@@ -213,8 +213,8 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// When `append` is not valid, no family serves it, or the kernel
-    /// cannot be made ready.
+    /// When `append` is invalid or no family serves it, or when the
+    /// kernel cannot be prepared.
     pub fn plan_kv_append(&self, append: &KvAppend) -> Result<KvAppendPlan, Error> {
         KvAppendPlan::new(self, append)
     }
@@ -223,7 +223,7 @@ impl Context {
     /// [`Context::explain`].
     ///
     /// # Errors
-    /// When `append` is not valid.
+    /// When `append` is invalid.
     pub fn explain_kv_append(&self, append: &KvAppend) -> Result<PlanRecord, Error> {
         explain(self, &append.check()?, &Preferences::default())
     }
@@ -318,9 +318,9 @@ impl KvAppendPlan {
     /// at run time.
     ///
     /// # Errors
-    /// When an operand is missing, too short, misaligned, on another
-    /// device or not part of the plan; or on a device error. Nothing
-    /// is written then.
+    /// When an operand is missing, too short, misaligned, unexpected
+    /// or on another device; or on a device error. Nothing is written
+    /// then.
     pub fn run(&self, stream: &Stream, args: KvAppendArgs<'_>) -> Result<(), Error> {
         use KvAppendOperand as O;
         let mut run = self.start(stream)?;

@@ -146,8 +146,8 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// When the product is not valid, no family serves it, or the
-    /// kernel cannot be made ready.
+    /// When the product is invalid or no family serves it, or when
+    /// the kernel cannot be prepared.
     pub fn plan_matmul(&self, matmul: &Matmul) -> Result<MatmulPlan, Error> {
         Planned::new(self, matmul.check()?, Preferences::default())
     }
@@ -166,7 +166,7 @@ impl Context {
     /// [`Context::explain`].
     ///
     /// # Errors
-    /// When the product is not valid.
+    /// When the product is invalid.
     pub fn explain_matmul(&self, product: &Matmul) -> Result<PlanRecord, Error> {
         explain(self, &product.check()?, &Preferences::default())
     }
@@ -267,9 +267,9 @@ impl MatmulPlan {
     /// it.
     ///
     /// # Errors
-    /// When an operand is missing, too short, misaligned, on another
-    /// device or not part of the product; or on a device error.
-    /// Nothing is written then.
+    /// When an operand is missing, too short, misaligned, unexpected
+    /// or on another device; or on a device error. Nothing is written
+    /// then.
     pub fn run(&self, stream: &Stream, mut args: MatmulArgs<'_>) -> Result<(), Error> {
         let workspace = args.workspace.take().map(Workspace::view);
         self.run_within(stream, args, workspace)

@@ -158,8 +158,8 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// When the norm is not valid, no family serves it, or the kernel
-    /// cannot be made ready.
+    /// When the norm is invalid or no family serves it, or when the
+    /// kernel cannot be prepared.
     pub fn plan_norm(&self, norm: &Norm) -> Result<NormPlan, Error> {
         Planned::new(self, norm.check()?, Preferences::default())
     }
@@ -168,7 +168,7 @@ impl Context {
     /// [`Context::explain`].
     ///
     /// # Errors
-    /// When the norm is not valid.
+    /// When the norm is invalid.
     pub fn explain_norm(&self, problem: &Norm) -> Result<PlanRecord, Error> {
         explain(self, &problem.check()?, &Preferences::default())
     }
@@ -232,9 +232,9 @@ impl NormPlan {
     /// for nothing and takes no lock. A CUDA graph may capture it.
     ///
     /// # Errors
-    /// When an operand is missing, too short, misaligned, on another
-    /// device or not part of the norm; or on a device error. Nothing
-    /// is written then.
+    /// When an operand is missing, too short, misaligned, unexpected
+    /// or on another device; or on a device error. Nothing is written
+    /// then.
     pub fn run(&self, stream: &Stream, args: NormArgs<'_>) -> Result<(), Error> {
         use NormOperand as O;
         let NormArgs { x, d, factor, scales, token_factors, sums, gamma, beta, residual, sum } = args;

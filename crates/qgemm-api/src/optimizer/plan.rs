@@ -87,7 +87,8 @@ impl Context {
     /// problem costs a lookup, as with [`Context::plan`].
     ///
     /// # Errors
-    /// When the optimizer is not valid, no family serves it, or the kernel cannot be made ready.
+    /// When the optimizer is invalid or no family serves it, or when
+    /// the kernel cannot be prepared.
     pub fn plan_optimizer(&self, optimizer: &Optimizer) -> Result<OptimizerPlan, Error> {
         Planned::new(self, optimizer.check()?, Preferences::default())
     }
@@ -96,7 +97,7 @@ impl Context {
     /// [`Context::explain`].
     ///
     /// # Errors
-    /// When the optimizer is not valid.
+    /// When the optimizer is invalid.
     pub fn explain_optimizer(&self, problem: &Optimizer) -> Result<PlanRecord, Error> {
         explain(self, &problem.check()?, &Preferences::default())
     }
@@ -144,9 +145,9 @@ impl OptimizerPlan {
     /// for nothing and takes no lock. A CUDA graph may capture it.
     ///
     /// # Errors
-    /// When an operand is missing, too short, misaligned, on another
-    /// device or not part of the rule; or on a device error. Nothing
-    /// is written then.
+    /// When an operand is missing, too short, misaligned, unexpected
+    /// or on another device; or on a device error. Nothing is written
+    /// then.
     pub fn run(&self, stream: &Stream, args: OptimizerArgs<'_>) -> Result<(), Error> {
         use OptimizerOperand as O;
         let OptimizerArgs { weights, gradient, step, moment1, moment2, copy } = args;

@@ -101,7 +101,8 @@ impl Context {
     /// known problem costs a lookup, as with [`Context::plan`].
     ///
     /// # Errors
-    /// When the quantization is not valid, no family serves it, or the kernel cannot be made ready.
+    /// When the quantization is invalid or no family serves it, or
+    /// when the kernel cannot be prepared.
     pub fn plan_quantization(&self, quantization: &Quantization) -> Result<QuantizationPlan, Error> {
         Planned::new(self, quantization.check()?, Preferences::default())
     }
@@ -110,7 +111,7 @@ impl Context {
     /// [`Context::explain`].
     ///
     /// # Errors
-    /// When the quantization is not valid.
+    /// When the quantization is invalid.
     pub fn explain_quantization(&self, quantization: &Quantization) -> Result<PlanRecord, Error> {
         explain(self, &quantization.check()?, &Preferences::default())
     }
@@ -155,9 +156,9 @@ impl QuantizationPlan {
     /// it.
     ///
     /// # Errors
-    /// When an operand is missing, too short, misaligned, on another
-    /// device or not part of the format; or on a device error.
-    /// Nothing is written then.
+    /// When an operand is missing, too short, misaligned, unexpected
+    /// or on another device; or on a device error. Nothing is written
+    /// then.
     pub fn run(&self, stream: &Stream, args: QuantizationArgs<'_>) -> Result<(), Error> {
         use QuantizeOperand as O;
         let QuantizationArgs { x, factor, codes, scales, token_factors, sums } = args;

@@ -177,8 +177,8 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// When the routing is not valid, no family serves it, or a
-    /// kernel cannot be made ready.
+    /// When the routing is invalid or no family serves it, or when a
+    /// kernel cannot be prepared.
     pub fn plan_routing(&self, routing: &Routing) -> Result<RoutingPlan, Error> {
         Planned::new(self, routing.check()?, Preferences::default())
     }
@@ -187,7 +187,7 @@ impl Context {
     /// [`Context::explain`].
     ///
     /// # Errors
-    /// When the routing is not valid.
+    /// When the routing is invalid.
     pub fn explain_routing(&self, routing: &Routing) -> Result<PlanRecord, Error> {
         explain(self, &routing.check()?, &Preferences::default())
     }
@@ -240,9 +240,9 @@ impl RoutingPlan {
     /// holds the first one.
     ///
     /// # Errors
-    /// When an operand is missing, too short, misaligned, on another
-    /// device or not part of the routing; or on a device error.
-    /// Nothing is written then.
+    /// When an operand is missing, too short, misaligned, unexpected
+    /// or on another device; or on a device error. Nothing is written
+    /// then.
     pub fn run(&self, stream: &Stream, mut args: RoutingArgs<'_>) -> Result<(), Error> {
         let workspace = args.workspace.take().map(Workspace::view);
         self.run_within(stream, args, workspace)
