@@ -286,8 +286,8 @@ impl Context {
     }
 }
 
-/// Preferences of a problem; the workspace limit excludes a norm
-/// before the products.
+/// Preferences of a problem, with its workspace limit less the
+/// workspace of a norm before the products.
 fn preferences_of(op: &CheckedExperts, problem: &ExpertProblem) -> Result<Preferences, Error> {
     preferences_beside(op.each.normed_regions(op.x_rows(), 0), problem.preferences())
 }
