@@ -75,7 +75,7 @@ fn open_best() -> Result<Arc<dyn Device>, Error> {
     let mut reasons = Vec::new();
     for backend in BACKENDS {
         let why = match (backend.devices)() {
-            Ok(found) => match found.iter().find(|info| (backend.suits_auto)(info)) {
+            Ok(found) => match found.iter().find(|info| (backend.eligible_for_auto)(info)) {
                 Some(info) => {
                     tracing::info!(device = %info.id, name = info.name, "chosen");
                     return Ok((backend.open)(info.id.ordinal)?);
@@ -112,29 +112,34 @@ struct Backend {
     devices: fn() -> Result<Vec<DeviceInfo>, HalError>,
     open: fn(ordinal: u32) -> Result<Arc<dyn Device>, HalError>,
     /// Whether `auto` may choose this device.
-    suits_auto: fn(&DeviceInfo) -> bool,
+    eligible_for_auto: fn(&DeviceInfo) -> bool,
 }
 
 /// Backends, best first.
 const BACKENDS: &[Backend] = &[
     #[cfg(feature = "cuda")]
-    Backend { kind: DeviceKind::Cuda, devices: qgemm_cuda::devices, open: qgemm_cuda::open, suits_auto: |_| true },
+    Backend {
+        kind: DeviceKind::Cuda,
+        devices: qgemm_cuda::devices,
+        open: qgemm_cuda::open,
+        eligible_for_auto: |_| true,
+    },
     #[cfg(feature = "wgpu")]
     Backend {
         kind: DeviceKind::Wgpu,
         devices: qgemm_wgpu::devices,
         open: qgemm_wgpu::open,
         // The CPU backend is faster than an emulated GPU on the same CPU.
-        suits_auto: |info| !info.features.contains("software-adapter"),
+        eligible_for_auto: |info| !info.features.contains("software-adapter"),
     },
-    Backend { kind: DeviceKind::Cpu, devices: qgemm_cpu::devices, open: qgemm_cpu::open, suits_auto: |_| true },
+    Backend { kind: DeviceKind::Cpu, devices: qgemm_cpu::devices, open: qgemm_cpu::open, eligible_for_auto: |_| true },
     #[cfg(feature = "emu")]
-    Backend { kind: DeviceKind::Emu, devices: qgemm_emu::devices, open: qgemm_emu::open, suits_auto: |_| false },
+    Backend { kind: DeviceKind::Emu, devices: qgemm_emu::devices, open: qgemm_emu::open, eligible_for_auto: |_| false },
     Backend {
         kind: DeviceKind::Noop,
         devices: || Ok(qgemm_hal::noop::devices()),
         open: |ordinal| qgemm_hal::noop::open(DeviceId { kind: DeviceKind::Noop, ordinal }),
-        suits_auto: |_| false,
+        eligible_for_auto: |_| false,
     },
 ];
 

@@ -145,7 +145,9 @@ pub use quantization::{Quantization, QuantizationArgs, QuantizationPlan, Quantiz
 pub use quantize::quantize;
 pub use record::PlanRecord;
 pub use routing::{Routing, RoutingArgs, RoutingLists, RoutingPlan};
-pub use tune::{Budget, TuneOutcome, TuneProblem, Tuned, TunedWay, Tuning, read_tuned, tuned_table_path, update_tuned};
+pub use tune::{
+    Budget, TuneOutcome, TuneProblem, Tuned, TunedCandidate, Tuning, read_tuned, tuned_table_path, update_tuned,
+};
 pub use weight::{Weight, WeightOrder};
 pub use workspace::Workspace;
 

@@ -72,16 +72,16 @@ fn bits_are_those_of_keys_in_their_order_for_each_head() -> Result<(), Error> {
 }
 
 /// Number of matrix instructions of an f16 attention whose queries attend
-/// to the keys `seen`, of 1024.
+/// to the keys `visible`, of 1024.
 #[cfg(feature = "emu")]
-fn instructions(ctx: &Context, queries: usize, seen: std::ops::Range<usize>) -> Result<u64, Error> {
+fn instructions(ctx: &Context, queries: usize, visible: std::ops::Range<usize>) -> Result<u64, Error> {
     const MANY: usize = 1024;
     const FEATURES: usize = 64;
     let problem = Attention::new(DType::F16, 1, 1, FEATURES, Queries::each(1, queries), Keys::each(MANY));
     let plan = ctx.plan_attention(&problem.mask(MaskBits::of_tokens()))?;
     let zeros = |rows: usize| ctx.upload(&vec![0u8; 2 * rows * FEATURES]);
     let (q, k, v, mut d) = (zeros(queries)?, zeros(MANY)?, zeros(MANY)?, zeros(queries)?);
-    let bits = |word: usize| (0..32).filter(|bit| seen.contains(&(word * 32 + bit))).map(|bit| 1u32 << bit).sum();
+    let bits = |word: usize| (0..32).filter(|bit| visible.contains(&(word * 32 + bit))).map(|bit| 1u32 << bit).sum();
     let row: Vec<u32> = (0..MANY / 32).map(bits).collect();
     let mask = ctx.upload(&row.repeat(queries))?;
     let mut workspace = ctx.workspace(plan.workspace_bytes())?;

@@ -239,7 +239,7 @@ fn safetensors_are_planned_by_their_config() {
     config(&llama.to_string());
     let plan = plan(&ctx, folder.0.path());
     assert_eq!(plan.ops.len(), 12);
-    let rotary = plan.ops[4].heads.as_ref().and_then(|heads| heads.rotary.as_ref()).expect("queries are turned");
+    let rotary = plan.ops[4].heads.as_ref().and_then(|heads| heads.rotary.as_ref()).expect("queries are rotated");
     let scaling = rotary.scaling.as_ref().expect("it is stated");
     assert_eq!((rotary.pairs.as_str(), rotary.base, scaling.kind.as_str()), ("neox", 5e5, "llama3"));
     assert_eq!(plan.model.context, 4096);

@@ -65,7 +65,7 @@ fn weights_of_another_device_are_refused_when_planned() {
         refused("explain", own.explain(&problem()).map(drop));
         refused("prepare", own.prepare(&[problem()]).map(drop));
         refused("experts", own.plan_experts(&ExpertProblem::indexed(&experts, 1, 1)).map(drop));
-        refused("every way", own.plan_experts_every_way(&ExpertProblem::indexed(&experts, 1, 1)).map(drop));
+        refused("every way", own.plan_experts_candidates(&ExpertProblem::indexed(&experts, 1, 1)).map(drop));
         refused("explain experts", own.explain_experts(&ExpertProblem::indexed(&experts, 1, 1)).map(drop));
         refused("moe", own.moe_layer(&experts, &experts, 1, |moe| moe).map(drop));
         let gradient = Gradient::new(1, DType::F32, DType::F32);

@@ -126,7 +126,7 @@ fn blocks_of_ggml_are_multiplied_as_the_numbers_that_they_hold() {
 fn a_transpose_is_quantized_in_blocks_of_128_rows() {
     let (tokens, features) = (300, 5);
     let x: Vec<f32> = (0..tokens * features).map(|i| ((i * 61 % 257) as f32 - 128.0) / 7.0).collect();
-    let turned: Vec<f32> = (0..tokens * features).map(|i| x[i % tokens * features + i / tokens]).collect();
+    let transposed: Vec<f32> = (0..tokens * features).map(|i| x[i % tokens * features + i / tokens]).collect();
     let ctx = Context::open("cpu").expect("always there");
     let of = |quantization: &Quantization, x: &[f32]| {
         let x = ctx.upload(x).expect("memory");
@@ -136,6 +136,6 @@ fn a_transpose_is_quantized_in_blocks_of_128_rows() {
     };
     let plain = Quantization::new(features, tokens, DType::F32, XFormat::E4M3Block);
     let own = of(&plain.clone().x_transposed(), &x);
-    assert_eq!(own, of(&plain, &turned));
+    assert_eq!(own, of(&plain, &transposed));
     assert_eq!(own.1.len(), features * tokens.div_ceil(128));
 }

@@ -55,19 +55,19 @@ fn parts_of_k_add_up_to_the_whole() {
     {
         let all = ctx.candidates(&problem(&weight, tokens, precision)).expect("served");
         for family in ["gemv", "gemm", "gemv_int8", "gemm_int8"] {
-            let of_family: Vec<_> = all.iter().filter(|way| way.launch().config.family == family).collect();
-            let Some(whole) = of_family.iter().find(|way| way.launch().splits == 1) else { continue };
+            let of_family: Vec<_> = all.iter().filter(|candidate| candidate.launch().config.family == family).collect();
+            let Some(whole) = of_family.iter().find(|candidate| candidate.launch().splits == 1) else { continue };
             let expected = run(&ctx, &ctx.plan_candidate(whole).expect("ready"), &weight, tokens);
             assert!(expected.iter().any(|&value| value > 100.0));
-            for way in of_family.iter().filter(|way| way.launch().splits == 2) {
-                let plan = ctx.plan_candidate(way).expect("ready");
+            for candidate in of_family.iter().filter(|candidate| candidate.launch().splits == 2) {
+                let plan = ctx.plan_candidate(candidate).expect("ready");
                 let got = run(&ctx, &plan, &weight, tokens);
                 let exact = !family.ends_with("int8");
                 let is_near = |(got, expected): (&f32, &f32)| (got - expected).abs() <= 1e-5 * expected.abs();
                 assert!(
                     if exact { got == expected } else { got.iter().zip(&expected).all(is_near) },
                     "{:?}",
-                    way.launch()
+                    candidate.launch()
                 );
                 seen.push(family);
                 assert!(plan.record().expect("planned").to_string().contains("split along K"));
@@ -86,7 +86,7 @@ fn k_is_whole_where_a_row_must_not_depend_on_its_batch() {
     let format = "q4_0".parse().expect("a format");
     let weight = ctx.load(&quantize(&vec![0.5; 16 * COLUMNS], 16, COLUMNS, format).expect("finite").0).expect("small");
     let all = ctx.candidates(&Problem::new(&weight, 1).batch_invariant(true)).expect("served");
-    assert!(all.iter().all(|way| way.launch().splits == 1));
+    assert!(all.iter().all(|candidate| candidate.launch().splits == 1));
     let all = ctx.candidates(&Problem::new(&weight, 1)).expect("served");
-    assert!(all.iter().any(|way| way.launch().splits == 2));
+    assert!(all.iter().any(|candidate| candidate.launch().splits == 2));
 }

@@ -105,11 +105,11 @@ pub struct Args {
     /// experts: the index is ready before launch, so kernels may
     /// prefetch it.
     #[arg(long)]
-    pub settled_index: bool,
+    pub index_ready: bool,
     /// experts, matmul: run this candidate in the cost model's order
     /// (from 0), instead of the fastest.
     #[arg(long)]
-    pub way: Option<usize>,
+    pub candidate: Option<usize>,
     /// matmul: storage order of A and B, nn, nt, tn or tt (default:
     /// every order).
     #[arg(long)]

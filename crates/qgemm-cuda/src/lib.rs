@@ -53,7 +53,7 @@ pub use cache::{CACHE_VARIABLE, cache_folder};
 /// Driver bindings, for callers that pass their own streams.
 pub use cudarc;
 pub use families::{
-    CATALOG, CudaOperation, KernelLaunch, LaunchParams, MakeKernel, Places, Repack, RepackLaunch, ask_registers,
+    Addresses, CATALOG, CudaOperation, KernelLaunch, LaunchParams, MakeKernel, Repack, RepackLaunch, ask_registers,
     manifest, repack_bandwidth,
 };
 pub use graph::{Graph, capture, capture_with};

@@ -10,7 +10,7 @@
 // calls the emulator.
 #define QG_AT const char *file = __builtin_FILE(), u32 line = __builtin_LINE()
 
-struct EmuPlace {
+struct EmuThread {
     u32 thread, threads;
     u32 cta[3], grid[3];
     u8* shared;
@@ -18,7 +18,7 @@ struct EmuPlace {
 
 // Field order of `Runtime` in src/machine/callbacks.rs.
 struct EmuRuntime {
-    const EmuPlace* (*place)();
+    const EmuThread* (*place)();
     void (*load_shared)(const void* address, u32 bytes, void* out, const char* file, u32 line);
     void (*store_shared)(void* address, u32 bytes, const void* in, const char* file, u32 line);
     // `read_only`: non-coherent path, for memory that the

@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use once_cell::sync::OnceCell;
-use qgemm_cuda::{CATALOG, CudaOperation, EncodedMap, KernelLaunch, MapSwizzle, Places, TileMap};
+use qgemm_cuda::{Addresses, CATALOG, CudaOperation, EncodedMap, KernelLaunch, MapSwizzle, TileMap};
 use qgemm_hal::{
     self as hal, BufferRef, Catalog, Device, DeviceId, DeviceInfo, Families, Family, HalError, HostMemory, HostStream,
     Kernel, LaunchSequence, Operands, Operation, Stream, Unsupported, with_operations,
@@ -98,7 +98,7 @@ impl Kernel for EmuKernel {
     fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
         let id = self.device.id();
         HostStream::check(id, stream)?;
-        let places = Places { address: &|view, what| address(id, view, what), encode: &|map| Ok(encode(map)) };
+        let places = Addresses { address: &|view, what| address(id, view, what), encode: &|map| Ok(encode(map)) };
         let params = self.launch.params(&operands, &places)?;
         let regions = self.regions(&operands)?;
         let hal::Geometry { grid, threads, shared_bytes } = self.launch.geometry;

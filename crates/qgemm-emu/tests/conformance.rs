@@ -58,8 +58,8 @@ mod sm90 {
     }
 
     #[test]
-    fn experts_every_way() {
-        check_group("emu:sm90", "experts_every_way");
+    fn experts_every_kernel() {
+        check_group("emu:sm90", "experts_every_kernel");
     }
 
     #[test]

@@ -10,7 +10,7 @@ const GROUP: usize = 32;
 
 /// Layout of X and column order of the weight.
 #[derive(Clone, Copy, Debug, Default)]
-struct Way {
+struct XLayout {
     transposed: bool,
     /// Gap between stored rows, in elements.
     gap: usize,
@@ -28,25 +28,30 @@ fn k_order(k: usize) -> Vec<u32> {
 /// X prologue of the first `gemm` config that has one, for 40
 /// tokens and four features of 4-bit groups. `None`, with a note,
 /// without a C++ compiler.
-fn prologue(device: &str, x_dtype: DType, precision: XPrecision, way: Way) -> Option<Option<(DType, XPrologue)>> {
+fn prologue(
+    device: &str,
+    x_dtype: DType,
+    precision: XPrecision,
+    layout: XLayout,
+) -> Option<Option<(DType, XPrologue)>> {
     let ctx = open("which_plans_convert_x", device)?;
     let (m, k) = (40_usize, 256_usize);
-    let stored_k = if way.permuted { k.next_multiple_of(GROUP) } else { k };
+    let stored_k = if layout.permuted { k.next_multiple_of(GROUP) } else { k };
     let format: qgemm_api::Format = "int4_g32".parse().unwrap();
     let blocks = vec![0u8; 4 * format.row_bytes(stored_k)];
-    let host = match way.permuted {
+    let host = match layout.permuted {
         false => HostWeight::new(format, 4, k, blocks.into()),
         true => HostWeight::with_k_order(format, 4, k, blocks.into(), k_order(k)),
     };
     let weight = ctx.load(&host.unwrap()).unwrap();
-    let stored_row = if way.transposed { m } else { k };
+    let stored_row = if layout.transposed { m } else { k };
     let mut problem = Problem::new(&weight, m)
         .x_dtype(x_dtype)
         .x_precision(precision)
-        .x_row_stride((stored_row + way.gap) as u64)
+        .x_row_stride((stored_row + layout.gap) as u64)
         .d_dtype(DType::F32)
         .family("gemm");
-    if way.transposed {
+    if layout.transposed {
         problem = problem.x_transposed();
     }
     let plan = ctx.plan(&problem).unwrap();
@@ -71,10 +76,10 @@ fn open(test: &str, device: &str) -> Option<Context> {
 #[test]
 fn which_plans_convert_x() {
     let to = |dtype, row_factors| Some((dtype, XPrologue::Convert { row_factors }));
-    let plain = Way::default();
-    let unaligned = Way { gap: 3, ..plain };
-    let transposed = Way { transposed: true, ..plain };
-    let permuted = Way { permuted: true, ..plain };
+    let plain = XLayout::default();
+    let unaligned = XLayout { gap: 3, ..plain };
+    let transposed = XLayout { transposed: true, ..plain };
+    let permuted = XLayout { permuted: true, ..plain };
     use DType::{BF16, F16, F32};
     let cases = [
         ("emu:sm80", F32, XPrecision::F16, plain, to(F16, true)),
@@ -89,9 +94,9 @@ fn which_plans_convert_x() {
         ("emu:sm75", BF16, XPrecision::F16, plain, to(F16, true)),
         ("emu:sm75", BF16, XPrecision::Exact, plain, None),
     ];
-    for (device, x_dtype, precision, way, expected) in cases {
-        let Some(got) = prologue(device, x_dtype, precision, way) else { return };
-        assert_eq!(got, expected, "{device}: {x_dtype} {precision:?} {way:?}");
+    for (device, x_dtype, precision, layout, expected) in cases {
+        let Some(got) = prologue(device, x_dtype, precision, layout) else { return };
+        assert_eq!(got, expected, "{device}: {x_dtype} {precision:?} {layout:?}");
     }
 }
 

@@ -3,7 +3,7 @@
 //! suite checks the rest.
 
 use qgemm_api::{Context, DType, Error, NO_COLUMN, Norm, NormArgs, NormFunction, NormKind};
-use qgemm_hal::{CheckedNorm, Dense, HalError, NormLaunch, NormOperand, Operands, XPlace};
+use qgemm_hal::{CheckedNorm, Dense, HalError, NormLaunch, NormOperand, Operands, XOverwrite};
 use qgemm_testkit::normalized_row;
 
 /// D for two rows of X, in f32.
@@ -17,7 +17,7 @@ fn gathered(ctx: &Context, function: NormFunction, x: &[f32], order: &[u32], [ga
         x: Dense::rows_of(DType::F32, columns),
         d: Dense::rows_of(DType::F32, d_columns),
         added: None,
-        x_place: XPlace::Own,
+        x_overwrite: XOverwrite::Own,
         gathers: true,
         quantized: None,
     };

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use qgemm_api::{Args, Context, DType, Error, Plan, Problem, Weight, quantize};
-use qgemm_cuda::{CudaOperation, KernelLaunch, Places, source};
+use qgemm_cuda::{Addresses, CudaOperation, KernelLaunch, source};
 use qgemm_emu::{Access, Geometry, Region, device_address, launch_spec, set_block_order};
 use qgemm_hal::{Buffer, GemmOperand, HalError, Kernel, LaunchPlan, Operands, Stream};
 
@@ -144,7 +144,7 @@ fn fault_of(job: &Job, short: &str) -> String {
     operands.read(GemmOperand::X, (&x).into());
     operands.read(GemmOperand::W, (&w).into());
     operands.write(GemmOperand::D, (&mut d).into());
-    let places = Places {
+    let places = Addresses {
         address: &|view, _| device_address(device, view),
         encode: &|_| unreachable!("made for an Ampere chip"),
     };

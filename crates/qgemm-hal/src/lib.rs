@@ -43,7 +43,7 @@ pub use host_stream::{HostEvent, HostStream};
 pub use kernel_id::{KernelId, KernelIdError, Name, Spec};
 pub use mapped_file::{MappedFile, check_regular};
 pub use op::attention::{
-    Addressing, AttentionStep, HeadRows, KvFormat, KvPaging, KvPlaces, KvRows, MaskBits, Paging, QueryLengths,
+    Addressing, AttentionStep, HeadRows, KvAddressing, KvFormat, KvPaging, KvRows, MaskBits, Paging, QueryLengths,
 };
 pub use op::expert_lists::{ListedSlots, list_parts};
 pub use op::experts::{Combine, ExpertFault, ExpertForm, ExpertStep};
@@ -54,7 +54,7 @@ pub use op::gemm::{
 pub use op::indexer::{IndexerKeys, IndexerResult, IndexerRows, IndexerStep};
 pub use op::kv_append::{CheckedRotary, KvAppendStep, RotaryAngles, RotaryPairs};
 pub use op::matmul::{BatchedDense, FactorFormat, MatmulLayout};
-pub use op::norm::{AddedResidual, NormFunction, NormKind, QuantizedD, XPlace};
+pub use op::norm::{AddedResidual, NormFunction, NormKind, QuantizedD, XOverwrite};
 pub use op::optimizer::{MomentFactors, StepFactors, UpdateKind, UpdateRule};
 pub use op::routing::{ExpertGroups, RoutingSource, RoutingStep, Scoring};
 pub use op::{Access, Dense, MemoryBound, Operand, OperandDesc, Operation};

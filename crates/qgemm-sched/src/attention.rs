@@ -53,7 +53,7 @@ fn cost(op: &CheckedAttention, info: &DeviceInfo, config: &AttentionConfig) -> C
 mod tests {
     use qgemm_formats::DType;
     use qgemm_hal::{
-        AttentionSpec, Device, HalError, HeadRows, KernelId, KvFormat, KvPlaces, KvRows, LaunchSequence, Math,
+        AttentionSpec, Device, HalError, HeadRows, KernelId, KvAddressing, KvFormat, KvRows, LaunchSequence, Math,
         QueryLengths, Spec, Unsupported,
     };
 
@@ -103,7 +103,7 @@ mod tests {
             tokens: queries,
             queries: QueryLengths::Each(queries),
             most_keys: 8192,
-            places: KvPlaces::Pages { capacity: 8192, lengths: false },
+            places: KvAddressing::Pages { capacity: 8192, lengths: false },
             heads: 32,
             kv_heads: 32,
             qk_dim: 128,

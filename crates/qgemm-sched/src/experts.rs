@@ -169,7 +169,7 @@ fn columns(op: &CheckedExperts, tile: &TileConfig) -> f64 {
 fn latency(op: &CheckedExperts, config: &ExpertsConfig) -> f64 {
     let tile = &config.tile;
     if tile.schedule == Schedule::StreamK && tile.tile_n <= ROW_TILE {
-        return if op.settled_index && config.settles { SETTLED_ROW_TILE_LATENCY } else { ROW_TILE_LATENCY };
+        return if op.index_ready && config.prefetches_early { EARLY_ROW_TILE_LATENCY } else { ROW_TILE_LATENCY };
     }
     if tile.schedule != Schedule::Grid || tile.k_groups < 2 {
         return 0.0;
@@ -209,7 +209,7 @@ const MEMORY_LATENCY: f64 = 7e-7;
 /// being ready before launch saves a part.
 const ROW_TILE: u32 = 16;
 const ROW_TILE_LATENCY: f64 = 3.8e-6;
-const SETTLED_ROW_TILE_LATENCY: f64 = 1.8e-6;
+const EARLY_ROW_TILE_LATENCY: f64 = 1.8e-6;
 /// Rough speed of the L2 cache relative to memory.
 const CACHE_SPEEDUP: f64 = 2.0;
 /// Share of the shorter of memory and arithmetic time that still
@@ -266,7 +266,7 @@ mod tests {
             combine: None,
             checks_index: true,
             lists: false,
-            settled_index: false,
+            index_ready: false,
         }
     }
 

@@ -34,11 +34,11 @@ impl Measured for CheckedExperts {
             // The key does not cover other forms.
             _ => return None,
         };
-        let settled = if self.settled_index { ", settled" } else { "" };
+        let ready = if self.index_ready { ", settled" } else { "" };
         let sums = if self.combine.is_some() { ", summed" } else { "" };
         let (tokens, experts) = (last_of_range(self.tokens()), self.experts);
         let (n, k, w, x) = (each.stored_rows, each.k, each.format, each.x.format);
-        Some(format!("{tokens} tokens, {experts} experts of {n} x {k} in {w}, X in {x}, {form}{settled}{sums}"))
+        Some(format!("{tokens} tokens, {experts} experts of {n} x {k} in {w}, X in {x}, {form}{ready}{sums}"))
     }
 
     fn stands_for_its_range(&self) -> bool {

@@ -47,7 +47,7 @@ mod tests {
     use qgemm_formats::{DType, XFormat};
     use qgemm_hal::{
         CheckedConvert, CheckedNorm, CheckedQuantize, CheckedRouting, CheckedUnpack, Dense, Device, HalError,
-        LaunchSequence, NormFunction, RoutingSource, Scoring, Unsupported, XPlace,
+        LaunchSequence, NormFunction, RoutingSource, Scoring, Unsupported, XOverwrite,
     };
 
     use super::*;
@@ -136,7 +136,7 @@ mod tests {
             d,
             quantized: None,
             added: None,
-            x_place: XPlace::Own,
+            x_overwrite: XOverwrite::Own,
             gathers: false,
         };
         check(&op, 8.0 * 64.0 * 6.0, "norm of 8 x 64 (rms) from f32 to f16");

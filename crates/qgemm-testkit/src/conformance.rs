@@ -25,7 +25,7 @@ macro_rules! conformance {
             exact values deep_k epilogue scales activations gated whole_tiles layouts act_order x_prologue x_formats nan_codes norm
             fused projection batch_invariant configurations
             convert_types convert_layouts convert_gathered convert_special convert_row_factors
-            experts_forms experts_exact experts_epilogue experts_layouts experts_faults experts_grouped experts_shared experts_every_way
+            experts_forms experts_exact experts_epilogue experts_layouts experts_faults experts_grouped experts_shared experts_every_kernel
             experts_nan_codes experts_norm experts_x_formats experts_x_permitted experts_invariant
             routing_sizes routing_scores routing_special routing_shared routing_layouts routing_ids
             matmul_layouts matmul_sizes matmul_exact matmul_epilogue matmul_batched matmul_strides matmul_special
@@ -126,7 +126,8 @@ const WGPU_DAYS: u64 = 3;
 /// Groups whose cases compile a kernel each, which takes longer
 /// than running it. For them, wgpu draws formats like emulated
 /// devices, and emulated devices draw among the cases, too.
-const MANY_KERNELS: &[&str] = &["configurations", "experts_every_way", "attention_every_kernel", "matmul_every_kernel"];
+const MANY_KERNELS: &[&str] =
+    &["configurations", "experts_every_kernel", "attention_every_kernel", "matmul_every_kernel"];
 /// Turns until an emulated device has run all cases of such a
 /// group. A turn is over when all groups and formats have run.
 const KERNEL_TURNS: u64 = 4;
@@ -307,10 +308,10 @@ mod tests {
         assert_eq!(seen.len(), all.len());
         assert!(all.iter().all(|format| seen.contains(format)));
         let of = |device, group| selection(device, group).formats.len();
-        assert_eq!(of("cpu", "experts_every_way"), all.len());
+        assert_eq!(of("cpu", "experts_every_kernel"), all.len());
         assert!(of("wgpu:0", "exact") < all.len() && of("wgpu:0", "exact") >= all.len() / WGPU_DAYS as usize);
         assert!(
-            of("wgpu:0", "experts_every_way") < of("wgpu:0", "exact")
+            of("wgpu:0", "experts_every_kernel") < of("wgpu:0", "exact")
                 && of("emu:sm80", "exact") < of("wgpu:0", "exact")
         );
     }

@@ -42,7 +42,7 @@ mod suite;
 mod weights;
 
 pub use activations::{ActivationKind, activations};
-pub use attention::{AttentionCase, AttentionMask, AttentionPlaces, AttentionValues, MaskPattern, run_attention};
+pub use attention::{AttentionCase, AttentionMask, AttentionStorage, AttentionValues, MaskPattern, run_attention};
 pub use compare::{Comparison, Mismatch, TILE, compare, first_difference};
 pub use conformance::{check_group, skipped};
 pub use convert::{
@@ -59,7 +59,7 @@ pub use indexer::{IndexedKeys, IndexerCase, IndexerValues, run_indexer};
 pub use kv_append::{KvAppendCase, RotaryCase, run_kv_append};
 pub use limits::{OUTPUT_ROUNDING, OutputRounding, PATHS, PathLimit, Tolerance, WEIGHT_ROUNDING, WeightRounding, path};
 pub use matmul::{MatmulCase, MatmulStrides, run_matmul};
-pub use norm::{NormCase, NormLayout, NormPlace, NormValues, normalized_row, run_norm};
+pub use norm::{NormAliasing, NormCase, NormLayout, NormValues, normalized_row, run_norm};
 pub use optimizer::OptimizerCase;
 pub use outcome::{Exemption, Failure, Outcome, Verdict, WrongBits};
 pub use quantize::{QuantizeCase, QuantizeLayout, run_quantize};

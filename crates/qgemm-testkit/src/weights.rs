@@ -291,7 +291,7 @@ fn fill_raw(
 
 /// Location of a NaN in a block.
 #[derive(Clone, Copy)]
-enum NanPlace {
+enum NanLocation {
     /// Any code; codes are bytes.
     Code,
     /// A one-byte scale: its offset and the code of NaN.
@@ -299,11 +299,11 @@ enum NanPlace {
 }
 
 /// All locations; empty for integer codes with wider scales.
-fn nan_places(format: Format) -> Vec<NanPlace> {
-    let code = matches!(format.encoding, Encoding::E4M3 | Encoding::E5M2).then_some(NanPlace::Code);
+fn nan_places(format: Format) -> Vec<NanLocation> {
+    let code = matches!(format.encoding, Encoding::E4M3 | Encoding::E5M2).then_some(NanLocation::Code);
     let scale = |scale: &FloatScale| match scale.kind {
-        ScaleType::E4M3 => Some(NanPlace::Scale(scale.offset, 0x7f)),
-        ScaleType::E8M0 => Some(NanPlace::Scale(scale.offset, 0xff)),
+        ScaleType::E4M3 => Some(NanLocation::Scale(scale.offset, 0x7f)),
+        ScaleType::E8M0 => Some(NanLocation::Scale(scale.offset, 0xff)),
         ScaleType::F32 | ScaleType::F16 => None,
     };
     code.into_iter().chain(format.float_scales.iter().filter_map(scale)).collect()
@@ -320,8 +320,8 @@ fn put_nan(format: Format, stored_k: usize, blocks: &mut [u8], rng: &mut StdRng)
         let column = rng.random_range(0..stored_k);
         let block = &mut row[column / format.block_len * format.block_bytes..][..format.block_bytes];
         match places[i % places.len()] {
-            NanPlace::Code => block[column % format.block_len] = if rng.random() { 0x7f } else { 0xff },
-            NanPlace::Scale(offset, nan) => block[offset] = nan,
+            NanLocation::Code => block[column % format.block_len] = if rng.random() { 0x7f } else { 0xff },
+            NanLocation::Scale(offset, nan) => block[offset] = nan,
         }
     }
     Ok(())

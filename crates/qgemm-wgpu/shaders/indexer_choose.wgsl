@@ -60,7 +60,7 @@ fn main(
     if (local_query >= p.part_queries) {
         return;
     }
-    let seen = keys_seen(p.first_query + local_query);
+    let visible = visible_range(p.first_query + local_query);
     let row = p.scores_base + local_query * p.scores_row;
     if (thread == 0u) {
         found = vec2<u32>(0u);
@@ -76,7 +76,7 @@ fn main(
             atomicStore(&bins[i], 0u);
         }
         let bound = workgroupUniformLoad(&found);
-        for (var key = seen.x + thread; key < seen.y; key += THREADS) {
+        for (var key = visible.x + thread; key < visible.y; key += THREADS) {
             let score = score_of(row, key);
             // Two shifts: a shift by 32 is undefined.
             if (score != 0u && ((score >> shift) >> 8u) == bound.x) {
@@ -97,9 +97,9 @@ fn main(
     let bound = workgroupUniformLoad(&found);
     // Each invocation counts scores equal
     // to the bound in its part of the keys.
-    let part = (seen.y - seen.x + THREADS - 1u) / THREADS;
-    let first = min(seen.x + thread * part, seen.y);
-    let last = min(first + part, seen.y);
+    let part = (visible.y - visible.x + THREADS - 1u) / THREADS;
+    let first = min(visible.x + thread * part, visible.y);
+    let last = min(first + part, visible.y);
     var count = 0u;
     for (var key = first; key < last; key++) {
         let score = score_of(row, key);

@@ -19,7 +19,7 @@ struct Params {
     page_size: u32,
     table_width: u32,
     scores_row: u32,  // stride between the scores of queries
-    not_seen: u32,  // score bits of a masked key
+    masked_score: u32,  // score bits of a masked key
     chosen: u32,
 }
 
@@ -27,7 +27,7 @@ var<immediate> p: Params;
 
 // First visible key of a query,
 // and the end of its visible keys.
-fn keys_seen(query: u32) -> vec2<u32> {
+fn visible_range(query: u32) -> vec2<u32> {
     if (PAGES) {
         let end = min(starts[p.starts_base + query / p.each], p.most_keys) + query % p.each + 1u;
         return vec2<u32>(0u, end - min(end, p.each));

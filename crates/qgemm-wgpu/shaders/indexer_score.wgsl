@@ -69,19 +69,19 @@ fn main(
     }
     let query = p.first_query + local_query;
     let first_key = key - thread;
-    let seen = keys_seen(query);
+    let visible = visible_range(query);
     let is_key = key < p.most_keys;
     var score = 0.0;
-    var is_seen = false;
+    var is_visible = false;
     // Uniform for the workgroup.
-    if (seen.x < seen.y && seen.x < first_key + THREADS && seen.y > first_key) {
-        is_seen = is_key && key >= seen.x && key < seen.y;
+    if (visible.x < visible.y && visible.x < first_key + THREADS && visible.y > first_key) {
+        is_visible = is_key && key >= visible.x && key < visible.y;
         var page = 0u;
         var row = key;
-        if (PAGES && is_seen) {
+        if (PAGES && is_visible) {
             page = ends[p.ends_base + query / p.each * p.table_width + key / p.page_size];
             row = key % p.page_size;
-            is_seen = page < p.pages;
+            is_visible = page < p.pages;
         }
         let key_at = p.k_base + page * K_PAGE + row * K_ROW;
         for (var head = 0u; head < HEADS; head += TILE_HEADS) {
@@ -101,7 +101,7 @@ fn main(
                 tile_weights[thread] = weight;
             }
             workgroupBarrier();
-            if (is_seen) {
+            if (is_visible) {
                 var products: array<f32, TILE_HEADS>;
                 for (var four = 0u; four < FOURS; four++) {
                     let features = load_key(key_at + four * 4u);
@@ -115,13 +115,13 @@ fn main(
                 }
             }
         }
-        if (K_SCALES && is_seen) {
+        if (K_SCALES && is_visible) {
             score *= k_scales[p.k_scales_base + page * K_SCALE_PAGE + row];
         }
     }
     if (is_key) {
         let bits = bitcast<u32>(score);
         let is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
-        scores[p.scores_base + local_query * p.scores_row + key] = select(p.not_seen, select(bits, 0x7fffffffu, is_nan), is_seen);
+        scores[p.scores_base + local_query * p.scores_row + key] = select(p.masked_score, select(bits, 0x7fffffffu, is_nan), is_visible);
     }
 }

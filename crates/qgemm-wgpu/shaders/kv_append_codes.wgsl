@@ -7,16 +7,16 @@ const EIGHTS: u32 = COLUMNS / 8u;
 // A feature after the rotary embedding.
 fn feature_of(head: Place, feature: u32) -> f32 {
     let own = load(head.source_at + feature);
-    if (feature >= 2u * TURNED_PAIRS) {
+    if (feature >= 2u * ROTARY_PAIRS) {
         return own;
     }
     var pair = feature / 2u;
     var other = feature ^ 1u;
     var is_second = (feature & 1u) == 1u;
     if (!INTERLEAVED) {
-        is_second = feature >= TURNED_PAIRS;
-        pair = select(feature, feature - TURNED_PAIRS, is_second);
-        other = select(pair + TURNED_PAIRS, pair, is_second);
+        is_second = feature >= ROTARY_PAIRS;
+        pair = select(feature, feature - ROTARY_PAIRS, is_second);
+        other = select(pair + ROTARY_PAIRS, pair, is_second);
     }
     let partner = load(head.source_at + other);
     let angle = angle_of(pair, head.position);

@@ -39,13 +39,13 @@ fn main(
     if (!to.is_there) {
         return;
     }
-    let is_turned = pair < TURNED_PAIRS;
+    let is_rotated = pair < ROTARY_PAIRS;
     var features = vec2<u32>(2u * pair, 2u * pair + 1u);
-    if (is_turned && !INTERLEAVED) {
-        features = vec2<u32>(pair, pair + TURNED_PAIRS);
+    if (is_rotated && !INTERLEAVED) {
+        features = vec2<u32>(pair, pair + ROTARY_PAIRS);
     }
     var values = vec2<f32>(load(to.source_at + features.x), load(to.source_at + features.y));
-    if (is_turned) {
+    if (is_rotated) {
         let angle = angle_of(pair, to.position);
         values = vec2<f32>(values.x * angle.x - values.y * angle.y, values.y * angle.x + values.x * angle.y);
     }

@@ -3,7 +3,9 @@
 
 use qgemm_formats::DType;
 use qgemm_hal::op::attention::{HEAD_DIM_STEP, MOST_HEAD_DIM};
-use qgemm_hal::{Addressing, CheckedAttention, HeadRows, KvFormat, KvPlaces, KvRows, MaskBits, Paging, QueryLengths};
+use qgemm_hal::{
+    Addressing, CheckedAttention, HeadRows, KvAddressing, KvFormat, KvRows, MaskBits, Paging, QueryLengths,
+};
 use qgemm_sched::Preferences;
 
 use crate::error::Error;
@@ -44,13 +46,13 @@ impl Queries {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keys {
     most: usize,
-    places: KvPlaces,
+    places: KvAddressing,
 }
 
 impl Keys {
     /// `count` keys per sequence, contiguous.
     pub fn each(count: usize) -> Self {
-        Self { most: count, places: KvPlaces::Pages { capacity: count, lengths: false } }
+        Self { most: count, places: KvAddressing::Pages { capacity: count, lengths: false } }
     }
 
     /// Padded keys: room for `capacity` per sequence, contiguous.
@@ -58,7 +60,7 @@ impl Keys {
     /// A run takes the number of keys per sequence, u32
     /// ([`AttentionArgs::kv_lengths`](crate::AttentionArgs::kv_lengths)).
     pub fn lengths(capacity: usize) -> Self {
-        Self { most: capacity, places: KvPlaces::Pages { capacity, lengths: true } }
+        Self { most: capacity, places: KvAddressing::Pages { capacity, lengths: true } }
     }
 
     /// Ragged keys, by ascending offsets (cu_seqlens) into `rows` rows in device memory.
@@ -67,7 +69,7 @@ impl Keys {
     /// ([`AttentionArgs::kv_offsets`](crate::AttentionArgs::kv_offsets)). `most` bounds
     /// the keys of one sequence.
     pub fn offsets(rows: usize, most: usize) -> Self {
-        Self { most, places: KvPlaces::Offsets { rows } }
+        Self { most, places: KvAddressing::Offsets { rows } }
     }
 
     /// Paged KV cache of `pages` pages with `page_size` keys each.
@@ -78,7 +80,7 @@ impl Keys {
     /// ([`AttentionArgs::kv_lengths`](crate::AttentionArgs::kv_lengths)), both in device
     /// memory. Keys of invalid page numbers are masked.
     pub fn paged(pages: usize, page_size: usize, width: usize) -> Self {
-        Self { most: width.saturating_mul(page_size), places: KvPlaces::Table { pages, page_size, width } }
+        Self { most: width.saturating_mul(page_size), places: KvAddressing::Table { pages, page_size, width } }
     }
 
     /// Bound for the keys of one sequence, below its capacity. Later keys are ignored.
@@ -390,7 +392,7 @@ pub(crate) fn addressing(queries: Queries, keys: Keys) -> Result<Addressing, Err
     let Keys { most: most_keys, places } = keys;
     let addressing = Addressing { sequences, tokens, queries, most_keys, places };
     let Paging { pages, page_size, width } = addressing.paging();
-    let has_table = matches!(places, KvPlaces::Table { .. });
+    let has_table = matches!(places, KvAddressing::Table { .. });
     let sizes = [
         ("sequences", sequences, 0),
         ("tokens", tokens, 0),

@@ -198,7 +198,7 @@ impl Context {
     ///
     /// # Errors
     /// As [`Context::plan_attention`].
-    pub fn plan_attention_every_way(&self, attention: &Attention) -> Result<Vec<AttentionPlan>, Error> {
+    pub fn plan_attention_candidates(&self, attention: &Attention) -> Result<Vec<AttentionPlan>, Error> {
         Planned::of_candidates(self, &attention.check()?, &attention.preferences())
     }
 

@@ -324,7 +324,7 @@ impl MoeLayer {
         // Both products read one index.
         let plan_both = |first: ExpertProblem, second: ExpertProblem| -> Result<[ExpertPlan; 2], Error> {
             let up = ctx.plan_experts(&first)?;
-            let down = ctx.plan_experts(&if up.settles() { second.settled_index() } else { second })?;
+            let down = ctx.plan_experts(&if up.prefetches_early() { second.index_ready() } else { second })?;
             Ok([up, down])
         };
         let listed = plan_both(first.clone().listed(), second.clone().listed())?;

@@ -269,7 +269,7 @@ impl Context {
     ///
     /// # Errors
     /// As [`Context::plan_experts`].
-    pub fn plan_experts_every_way(&self, problem: &ExpertProblem) -> Result<Vec<ExpertPlan>, Error> {
+    pub fn plan_experts_candidates(&self, problem: &ExpertProblem) -> Result<Vec<ExpertPlan>, Error> {
         let (op, candidates) = ExpertPlan::candidates(self, problem)?;
         candidates.iter().map(|candidate| ExpertPlan::of_candidate(self, problem, &op, candidate)).collect()
     }
@@ -454,8 +454,8 @@ impl ExpertPlan {
     }
 
     /// Whether earlier writes are ready for the following run.
-    pub(crate) fn settles(&self) -> bool {
-        self.launch().is_some_and(|plan| plan.config.settles)
+    pub(crate) fn prefetches_early(&self) -> bool {
+        self.launch().is_some_and(|plan| plan.config.prefetches_early)
     }
 
     /// Submits the products to `stream`. A run allocates nothing,

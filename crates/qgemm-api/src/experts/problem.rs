@@ -37,7 +37,7 @@ pub struct ExpertProblem {
     combined: bool,
     checks_index: bool,
     lists: bool,
-    settled_index: bool,
+    index_ready: bool,
 }
 
 impl ExpertProblem {
@@ -71,7 +71,7 @@ impl ExpertProblem {
             combined: false,
             checks_index: true,
             lists: false,
-            settled_index: false,
+            index_ready: false,
         }
     }
 
@@ -117,8 +117,8 @@ impl ExpertProblem {
     ///
     /// On Hopper and newer, kernels of single slots and of lists can then prefetch weights
     /// before preceding work in the stream has finished.
-    pub fn settled_index(mut self) -> Self {
-        self.settled_index = true;
+    pub fn index_ready(mut self) -> Self {
+        self.index_ready = true;
         self
     }
 
@@ -165,8 +165,8 @@ impl ExpertProblem {
             (true, _) => return refuse("combining slots", "only the indexed form knows a row's token"),
         };
         let ExpertsShape { experts, row_pitch, .. } = self.shape;
-        let (checks_index, settled_index) = (self.checks_index, self.settled_index);
-        let op = CheckedExperts { each, experts, row_pitch, form, combine, checks_index, lists, settled_index };
+        let (checks_index, index_ready) = (self.checks_index, self.index_ready);
+        let op = CheckedExperts { each, experts, row_pitch, form, combine, checks_index, lists, index_ready };
         if lists && op.list_parts().is_none() {
             return refuse("lists", "they are longer than memory has addresses");
         }

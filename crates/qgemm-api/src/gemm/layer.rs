@@ -142,7 +142,7 @@ mod tests {
     use super::*;
     use qgemm_formats::DType;
 
-    use crate::plans_by_tokens::SHARED_PLACES;
+    use crate::plans_by_tokens::SHARED_SLOTS;
 
     fn layer() -> Linear {
         let ctx = Context::open("noop").expect("always there");
@@ -164,10 +164,10 @@ mod tests {
     #[test]
     fn places_are_bounded_and_what_finds_none_is_planned_all_the_same() {
         let layer = layer();
-        let far = 100_000..100_000 + 2 * SHARED_PLACES;
+        let far = 100_000..100_000 + 2 * SHARED_SLOTS;
         layer.prepare(far.clone()).expect("valid");
         let kept = far.clone().filter(|&m| layer.plans.get(m).is_some()).count();
-        assert!((SHARED_PLACES / 2..=SHARED_PLACES).contains(&kept), "{kept}");
+        assert!((SHARED_SLOTS / 2..=SHARED_SLOTS).contains(&kept), "{kept}");
         let beyond = far.clone().find(|&m| layer.plans.get(m).is_none()).expect("more than there are places");
         assert_eq!(layer.plan(beyond).expect("valid").op().m, beyond);
         // Decode batch sizes have fixed slots.

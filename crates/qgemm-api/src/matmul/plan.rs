@@ -158,7 +158,7 @@ impl Context {
     ///
     /// # Errors
     /// As [`Context::plan_matmul`].
-    pub fn plan_matmul_every_way(&self, matmul: &Matmul) -> Result<Vec<MatmulPlan>, Error> {
+    pub fn plan_matmul_candidates(&self, matmul: &Matmul) -> Result<Vec<MatmulPlan>, Error> {
         Planned::of_candidates(self, &matmul.check()?, &Preferences::default())
     }
 

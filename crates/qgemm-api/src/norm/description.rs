@@ -2,7 +2,7 @@
 //! into a [`CheckedNorm`].
 
 use qgemm_formats::{DType, XFormat};
-use qgemm_hal::{AddedResidual, CheckedNorm, CheckedQuantize, Dense, NormFunction, QuantizedD, XPlace, XPlanes};
+use qgemm_hal::{AddedResidual, CheckedNorm, CheckedQuantize, Dense, NormFunction, QuantizedD, XOverwrite, XPlanes};
 
 use crate::error::Error;
 use crate::operand::{MAX_DIMENSION, Stored, WIDE_ACCESS, check_dimension};
@@ -40,7 +40,7 @@ pub struct Norm {
     quantization: Option<Quantization>,
     residual: Option<Given>,
     sum: Given,
-    x_place: XPlace,
+    x_overwrite: XOverwrite,
     sum_takes_residual: bool,
 }
 
@@ -77,7 +77,7 @@ impl Norm {
             quantization: None,
             residual: None,
             sum: Given::NOTHING,
-            x_place: XPlace::Own,
+            x_overwrite: XOverwrite::Own,
             sum_takes_residual: false,
         }
     }
@@ -205,7 +205,7 @@ impl Norm {
 
     /// D overwrites X, with its type, row stride and alignment.
     pub fn d_in_place(mut self) -> Self {
-        self.x_place = XPlace::D;
+        self.x_overwrite = XOverwrite::D;
         self
     }
 
@@ -217,7 +217,7 @@ impl Norm {
 
     /// The sum overwrites X, with its type, row stride and alignment.
     pub fn sum_in_place_of_x(mut self) -> Self {
-        self.x_place = XPlace::Sum;
+        self.x_overwrite = XOverwrite::Sum;
         self
     }
 
@@ -225,7 +225,7 @@ impl Norm {
     pub(crate) fn check_quantization(&self) -> Result<Option<CheckedQuantize>, Error> {
         let Some(quantization) = &self.quantization else { return Ok(None) };
         let format = quantization.format();
-        if self.x_place == XPlace::D {
+        if self.x_overwrite == XOverwrite::D {
             let why = "it is codes and scales: leave out `Norm::d_in_place`";
             return Err(Error::InPlace { what: "D in the place of X", why });
         }
@@ -241,7 +241,7 @@ impl Norm {
 
     /// Validates everything that is independent of a run's buffers.
     pub(crate) fn check(&self) -> Result<CheckedNorm, Error> {
-        let &Self { rows, columns, function, x_place, sum_takes_residual, .. } = self;
+        let &Self { rows, columns, function, x_overwrite, sum_takes_residual, .. } = self;
         let quantized = self.check_quantization()?.map(|made| {
             let CheckedQuantize { format, parts, codes_row, scales_row, sums_row, .. } = made;
             QuantizedD { format, planes: XPlanes { parts, codes_row, scales_row, sums_row } }
@@ -270,17 +270,17 @@ impl Norm {
         };
         let stored = |name, given: &Given, dtype: DType| with_columns(name, columns, given, dtype);
         let x = stored("X", &self.x, x_dtype)?;
-        let d = match x_place {
-            XPlace::D if !self.d.agrees_with(&self.x, x_dtype) || d_columns != columns => {
+        let d = match x_overwrite {
+            XOverwrite::D if !self.d.agrees_with(&self.x, x_dtype) || d_columns != columns => {
                 let why = "it has another type or row stride, or more columns";
                 return Err(Error::InPlace { what: "D in the place of X", why });
             }
-            XPlace::D => x,
+            XOverwrite::D => x,
             _ if quantized.is_some() => Dense::rows_of(DType::F32, d_columns),
             _ => with_columns("D", d_columns, &self.d, x_dtype)?,
         };
         let added = match &self.residual {
-            None if x_place == XPlace::Sum || sum_takes_residual => {
+            None if x_overwrite == XOverwrite::Sum || sum_takes_residual => {
                 return Err(Error::InPlace {
                     what: "the sum",
                     why: "there is no residual: state it with `Norm::residual`",
@@ -290,12 +290,12 @@ impl Norm {
             Some(given) => {
                 let dtype = given.dtype.unwrap_or(x_dtype);
                 let residual = stored("residual", given, dtype)?;
-                let sum = match (x_place, sum_takes_residual) {
-                    (XPlace::Sum, true) => {
+                let sum = match (x_overwrite, sum_takes_residual) {
+                    (XOverwrite::Sum, true) => {
                         let why = "it cannot take the place of X and of the residual: state one of them";
                         return Err(Error::InPlace { what: "the sum", why });
                     }
-                    (XPlace::Sum, _) if !self.sum.agrees_with(&self.x, x_dtype) => {
+                    (XOverwrite::Sum, _) if !self.sum.agrees_with(&self.x, x_dtype) => {
                         let what = "the sum in the place of X";
                         return Err(Error::InPlace { what, why: "it has another type or row stride" });
                     }
@@ -303,14 +303,14 @@ impl Norm {
                         let what = "the sum in the place of the residual";
                         return Err(Error::InPlace { what, why: "it has another type or row stride" });
                     }
-                    (XPlace::Sum, _) => x,
+                    (XOverwrite::Sum, _) => x,
                     (_, true) => residual,
                     _ => stored("sum", &self.sum, dtype)?,
                 };
                 Some(AddedResidual { residual, sum, in_place: sum_takes_residual })
             }
         };
-        Ok(CheckedNorm { rows, columns, d_columns, function, x, d, quantized, added, x_place, gathers: false })
+        Ok(CheckedNorm { rows, columns, d_columns, function, x, d, quantized, added, x_overwrite, gathers: false })
     }
 }
 

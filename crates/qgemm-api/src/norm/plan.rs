@@ -1,7 +1,9 @@
 //! [`NormPlan`]: ready kernel of one norm.
 
 use qgemm_formats::{DType, XFactor};
-use qgemm_hal::{BufferMut, BufferRef, CheckedNorm, CheckedQuantize, NormOperand, QuantizedD, Stream, XPlace, XPlanes};
+use qgemm_hal::{
+    BufferMut, BufferRef, CheckedNorm, CheckedQuantize, NormOperand, QuantizedD, Stream, XOverwrite, XPlanes,
+};
 use qgemm_sched::Preferences;
 
 use super::description::Norm;
@@ -196,7 +198,7 @@ impl Bound for CheckedNorm {
         let why = "the format of the result has such a plane";
         match operand {
             O::X => {
-                let extent = (self.x_place == XPlace::Own).then(|| matrix(self.x));
+                let extent = (self.x_overwrite == XOverwrite::Own).then(|| matrix(self.x));
                 Wanted::optional("X", extent, "nothing takes its place")
             }
             O::Residual => {

@@ -60,11 +60,11 @@ pub(crate) fn record<O: Recorded>(op: &O, info: &DeviceInfo, all: &Candidates<'_
             let (us, bound) = (seconds * 1e6, cost.bound().name());
             format!("measured: {us:.2} us, which overrules the cost model; bound by {bound}")
         }
-        [only] => format!("the only way there is; bound by {}", only.cost.bound().name()),
+        [only] => format!("the only candidate; bound by {}", only.cost.bound().name()),
         [best, next, ..] => {
             let difference = (next.cost.seconds / best.cost.seconds - 1.0) * 100.0;
             let bound = best.cost.bound().name();
-            format!("the least expected time, {difference:.1} % before the next; bound by {bound}")
+            format!("the lowest estimate, {difference:.1} % below the next; bound by {bound}")
         }
     };
     PlanRecord {

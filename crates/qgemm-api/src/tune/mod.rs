@@ -1,9 +1,9 @@
 //! Autotuner ([`Context::tune`]): measures candidates within a budget. Also
 //! finds the user's tuned table.
 
+mod candidates;
 mod file;
 mod search;
-mod ways;
 
 use std::time::{Duration, Instant};
 
@@ -16,9 +16,9 @@ use crate::experts::{ExpertProblem, Experts};
 use crate::gemm::Problem;
 use crate::matmul::Matmul;
 use crate::weight::Weight;
+use candidates::Candidates;
 pub use file::{read_tuned, tuned_table_path, update_tuned};
 use search::{Limits, Timed, search};
-use ways::Ways;
 
 /// Budget of a tuning. No compilation and no launch starts after its time, or if it is
 /// expected to exceed it. Started ones are finished.
@@ -132,13 +132,13 @@ pub struct Tuning {
     /// Whether time sufficed for all promising candidates.
     pub complete: bool,
     /// Launched candidates in order: the untuned plan, then by estimate.
-    pub ways: Vec<TunedWay>,
+    pub candidates: Vec<TunedCandidate>,
 }
 
 /// Launched candidate and its time.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-pub struct TunedWay {
+pub struct TunedCandidate {
     /// Kernel id.
     pub kernel_id: String,
     /// Split of its tiles, in words.
@@ -242,38 +242,43 @@ impl Context {
         table: &mut TunedTable,
     ) -> Result<Option<Tuning>, Error> {
         let _span = tracing::info_span!("tune", problem = place).entered();
-        let Some(mut ways) = Ways::new(self, tuned, start)? else { return Ok(None) };
-        let Some(found) = search(&mut ways, limits, longest_ready)? else { return Ok(None) };
+        let Some(mut candidates) = Candidates::new(self, tuned, start)? else { return Ok(None) };
+        let Some(found) = search(&mut candidates, limits, longest_ready)? else { return Ok(None) };
         // Fastest last: the table keeps the latest kernel of a family, since
         // sources may have changed.
         let mut slowest_first = found.measured.clone();
         slowest_first.sort_by(|a, b| b.1.total_cmp(&a.1));
-        for (way, seconds) in slowest_first {
-            ways.record(way, seconds, table);
+        for (candidate, seconds) in slowest_first {
+            candidates.record(candidate, seconds, table);
         }
         let (measured, dropped) = (found.measured.len(), found.dropped.len());
-        let mut launched: Vec<_> = found.measured.iter().map(|&(way, seconds)| (way, seconds, false)).collect();
-        launched.extend(found.dropped.iter().map(|&(way, seconds)| (way, seconds, true)));
-        launched.sort_by_key(|(way, ..)| *way);
-        let estimates = ways.estimates();
-        let launched = launched.into_iter().map(|(way, seconds, dropped)| TunedWay {
-            kernel_id: ways.kernel_id(way),
-            cut: ways.cut(way),
-            estimate: estimates[way],
+        let mut launched: Vec<_> =
+            found.measured.iter().map(|&(candidate, seconds)| (candidate, seconds, false)).collect();
+        launched.extend(found.dropped.iter().map(|&(candidate, seconds)| (candidate, seconds, true)));
+        launched.sort_by_key(|(candidate, ..)| *candidate);
+        let estimates = candidates.estimates();
+        let launched = launched.into_iter().map(|(candidate, seconds, dropped)| TunedCandidate {
+            kernel_id: candidates.kernel_id(candidate),
+            cut: candidates.cut(candidate),
+            estimate: estimates[candidate],
             seconds,
             dropped,
         });
         let (best, seconds) = found.best;
         Ok(Some(Tuning {
             problem: place,
-            kernel_id: ways.kernel_id(best),
+            kernel_id: candidates.kernel_id(best),
             seconds,
-            first_seconds: found.measured.iter().find(|(way, _)| *way == 0).map_or(f64::NAN, |(_, seconds)| *seconds),
+            first_seconds: found
+                .measured
+                .iter()
+                .find(|(candidate, _)| *candidate == 0)
+                .map_or(f64::NAN, |(_, seconds)| *seconds),
             measured,
             dropped,
             left_out: found.left_out,
             complete: found.complete,
-            ways: launched.collect(),
+            candidates: launched.collect(),
         }))
     }
 }

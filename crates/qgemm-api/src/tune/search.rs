@@ -7,7 +7,7 @@ pub(super) trait Timed {
     /// Estimated time of each candidate.
     fn estimates(&self) -> Vec<f64>;
     /// Makes a candidate ready to run.
-    fn ready(&mut self, way: usize) -> Result<(), Error>;
+    fn ready(&mut self, candidate: usize) -> Result<(), Error>;
     /// Launches the ready candidate `launches` times. Returns the
     /// device time of all launches.
     fn round(&mut self, launches: usize) -> Result<f64, Error>;
@@ -54,7 +54,7 @@ const NARROW: f64 = 0.01;
 /// Minimum time of a round, which hides the cost of starting it.
 const ROUND: f64 = 200e-6;
 /// Measurements required before estimates may end the search.
-const FEWEST_WAYS: usize = 6;
+const FEWEST_CANDIDATES: usize = 6;
 /// Safety factor: a remaining estimate may be this much too
 /// high, relative to the checked ones.
 const TRUST: f64 = 0.7;
@@ -84,8 +84,12 @@ impl Interval {
 /// without enough time left.
 ///
 /// `longest_ready` is the longest preparation so far. `None` when nothing was measured.
-pub(super) fn search(ways: &mut impl Timed, limits: &Limits, longest_ready: &mut f64) -> Result<Option<Found>, Error> {
-    let estimates = ways.estimates();
+pub(super) fn search(
+    candidates: &mut impl Timed,
+    limits: &Limits,
+    longest_ready: &mut f64,
+) -> Result<Option<Found>, Error> {
+    let estimates = candidates.estimates();
     let most = estimates.first().map_or(0.0, |first| first * limits.within);
     let worth: Vec<f64> = estimates.into_iter().filter(|seconds| *seconds <= most).take(limits.most).collect();
     let mut best: Option<(usize, Interval)> = None;
@@ -93,53 +97,56 @@ pub(super) fn search(ways: &mut impl Timed, limits: &Limits, longest_ready: &mut
     let (mut left_out, mut complete) = (0, true);
     // Largest observed ratio by which a candidate beat its estimate.
     let mut optimism = f64::INFINITY;
-    for (way, &expected) in worth.iter().enumerate() {
+    for (candidate, &expected) in worth.iter().enumerate() {
         if let Some((_, best)) = &best {
             // The remaining estimates are higher still.
-            if !limits.all && measured.len() + dropped.len() >= FEWEST_WAYS && expected * optimism * TRUST > best.high {
-                left_out = worth.len() - way;
+            if !limits.all
+                && measured.len() + dropped.len() >= FEWEST_CANDIDATES
+                && expected * optimism * TRUST > best.high
+            {
+                left_out = worth.len() - candidate;
                 break;
             }
         }
-        let before = ways.now();
+        let before = candidates.now();
         let launches = expected * optimism.min(1.0) * FIRST_LAUNCHES as f64;
         let needs = if best.is_some() { *longest_ready + launches } else { 0.0 };
         if before + needs >= limits.until {
             complete = false;
             break;
         }
-        ways.ready(way)?;
-        *longest_ready = longest_ready.max(ways.now() - before);
-        let Some(look) = look(ways, limits.until)? else {
+        candidates.ready(candidate)?;
+        *longest_ready = longest_ready.max(candidates.now() - before);
+        let Some(look) = look(candidates, limits.until)? else {
             complete = false;
             break;
         };
         optimism = optimism.min(look / expected);
         if best.is_some_and(|(_, best)| look > best.median * DROP) {
-            dropped.push((way, look));
+            dropped.push((candidate, look));
             continue;
         }
-        let found = measure(ways, look, limits.until, best.map(|(_, best)| best))?;
-        measured.push((way, found.median));
+        let found = measure(candidates, look, limits.until, best.map(|(_, best)| best))?;
+        measured.push((candidate, found.median));
         if best.is_none_or(|(_, other)| found.median < other.median) {
-            best = Some((way, found));
+            best = Some((candidate, found));
         }
     }
-    Ok(best.map(|(way, found)| Found { best: (way, found.median), measured, dropped, left_out, complete }))
+    Ok(best.map(|(candidate, found)| Found { best: (candidate, found.median), measured, dropped, left_out, complete }))
 }
 
 /// Rough seconds per launch. `None` without time for one.
 ///
 /// The first launch may load the kernel. It counts only if there is no time for others.
-fn look(ways: &mut impl Timed, until: f64) -> Result<Option<f64>, Error> {
-    if ways.now() >= until {
+fn look(candidates: &mut impl Timed, until: f64) -> Result<Option<f64>, Error> {
+    if candidates.now() >= until {
         return Ok(None);
     }
-    let first = ways.round(1)?;
-    if ways.now() + first * FIRST_LAUNCHES as f64 >= until {
+    let first = candidates.round(1)?;
+    if candidates.now() + first * FIRST_LAUNCHES as f64 >= until {
         return Ok(Some(first));
     }
-    Ok(Some(ways.round(FIRST_LAUNCHES)? / FIRST_LAUNCHES as f64))
+    Ok(Some(candidates.round(FIRST_LAUNCHES)? / FIRST_LAUNCHES as f64))
 }
 
 /// Times of several rounds.
@@ -147,12 +154,12 @@ fn look(ways: &mut impl Timed, until: f64) -> Result<Option<f64>, Error> {
 /// It stops early when time is over, when the interval is narrow, or when
 /// it is clear of `best`. `look` is the rough time per launch, and the only
 /// result if no round fits.
-fn measure(ways: &mut impl Timed, look: f64, until: f64, best: Option<Interval>) -> Result<Interval, Error> {
+fn measure(candidates: &mut impl Timed, look: f64, until: f64, best: Option<Interval>) -> Result<Interval, Error> {
     let launches = (ROUND / look.max(1e-7)).ceil().clamp(1.0, 1000.0) as usize;
     let round = look * launches as f64;
     let mut times = Vec::with_capacity(ROUNDS);
-    while times.len() < ROUNDS && ways.now() + round < until {
-        times.push(ways.round(launches)? / launches as f64);
+    while times.len() < ROUNDS && candidates.now() + round < until {
+        times.push(candidates.round(launches)? / launches as f64);
         if times.len() >= FEWEST_ROUNDS {
             let found = Interval::of(&mut times);
             let is_narrow = found.high - found.low <= NARROW * found.median;
@@ -211,8 +218,8 @@ mod tests {
             self.estimates.clone()
         }
 
-        fn ready(&mut self, way: usize) -> Result<(), Error> {
-            (self.at, self.began) = (way, self.now);
+        fn ready(&mut self, candidate: usize) -> Result<(), Error> {
+            (self.at, self.began) = (candidate, self.now);
             self.now += self.compile;
             Ok(())
         }
@@ -242,11 +249,12 @@ mod tests {
         let (mut agree, mut near, mut left_out) = (0, 0, 0);
         for problem in 0..PROBLEMS {
             let found = [1, 2].map(|noise| {
-                let mut ways = Pretended::new(problem, noise * 7919 + problem);
-                let found = search(&mut ways, &limits(10.0), &mut 0.0).expect("no device").expect("time suffices");
+                let mut candidates = Pretended::new(problem, noise * 7919 + problem);
+                let found =
+                    search(&mut candidates, &limits(10.0), &mut 0.0).expect("no device").expect("time suffices");
                 assert!(found.complete);
                 left_out += found.left_out;
-                ways.times[found.best.0]
+                candidates.times[found.best.0]
             });
             let least = Pretended::new(problem, 0).times.into_iter().fold(f64::INFINITY, f64::min);
             agree += u64::from((found[0] / found[1]).ln().abs() <= 1.05f64.ln());
@@ -260,21 +268,21 @@ mod tests {
     #[test]
     fn nothing_begins_when_the_time_is_over() {
         for (until, compile) in [(0.0, 0.0), (1e-9, 0.5), (0.9, 0.25), (1e-3, 0.0), (2.6, 0.5)] {
-            let mut ways = Pretended { compile, ..Pretended::new(3, 3) };
-            let found = search(&mut ways, &limits(until), &mut 0.0).expect("no device");
-            assert!(ways.began < until || until == 0.0, "something began at {} of {until}", ways.began);
+            let mut candidates = Pretended { compile, ..Pretended::new(3, 3) };
+            let found = search(&mut candidates, &limits(until), &mut 0.0).expect("no device");
+            assert!(candidates.began < until || until == 0.0, "something began at {} of {until}", candidates.began);
             assert_eq!(found.is_some(), until > compile && until > 0.0, "{until}");
             // Another compilation would have exceeded the time.
-            assert!(found.is_none() || ways.now < until + 1e-2, "{} of {until}", ways.now);
+            assert!(found.is_none() || candidates.now < until + 1e-2, "{} of {until}", candidates.now);
             assert!(found.is_none_or(|found| !found.complete || compile == 0.0));
         }
     }
 
     #[test]
     fn what_others_took_to_be_ready_counts() {
-        let mut ways = Pretended { compile: 0.4, ..Pretended::new(3, 3) };
+        let mut candidates = Pretended { compile: 0.4, ..Pretended::new(3, 3) };
         let mut longest = 0.4;
-        let found = search(&mut ways, &limits(0.7), &mut longest).expect("no device").expect("the first fits");
-        assert!(found.measured.len() == 1 && !found.complete && ways.now < 0.7, "{found:?}");
+        let found = search(&mut candidates, &limits(0.7), &mut longest).expect("no device").expect("the first fits");
+        assert!(found.measured.len() == 1 && !found.complete && candidates.now < 0.7, "{found:?}");
     }
 }

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use qgemm_api::{
-    Activation, Budget, Context, DType, ExpertProblem, Format, HostExperts, Problem, TuneProblem, TunedWay, Tuning,
+    Activation, Budget, Context, DType, ExpertProblem, Format, HostExperts, Problem, TuneProblem, TunedCandidate,
+    Tuning,
 };
 use serde::Serialize;
 
@@ -122,11 +123,11 @@ struct GridRow {
     complete: bool,
     /// Launched candidates: the planned one, then from the fastest
     /// expected on.
-    ways: Vec<WayRow>,
+    candidates: Vec<CandidateRow>,
 }
 
 #[derive(Clone, Serialize)]
-struct WayRow {
+struct CandidateRow {
     kernel: String,
     cut: String,
     estimate_microseconds: f64,
@@ -138,9 +139,14 @@ impl GridRow {
     /// Both kernels with their K splits; the planned one only if it
     /// differs.
     fn best_and_planned(&self) -> String {
-        let text = |way: &WayRow| format!("{}, {}", way.kernel, way.cut);
-        let best = self.ways.iter().filter(|way| !way.dropped).min_by(|a, b| a.microseconds.total_cmp(&b.microseconds));
-        let (best, planned) = (best.map(text).unwrap_or_default(), self.ways.first().map(text).unwrap_or_default());
+        let text = |candidate: &CandidateRow| format!("{}, {}", candidate.kernel, candidate.cut);
+        let best = self
+            .candidates
+            .iter()
+            .filter(|candidate| !candidate.dropped)
+            .min_by(|a, b| a.microseconds.total_cmp(&b.microseconds));
+        let (best, planned) =
+            (best.map(text).unwrap_or_default(), self.candidates.first().map(text).unwrap_or_default());
         if best == planned { best } else { format!("{best}; {planned}") }
     }
 }
@@ -253,12 +259,12 @@ fn measure(ctx: &Context, drawn: &Drawn, limits: Budget) -> anyhow::Result<(Opti
 }
 
 fn row(drawn: &Drawn, tuning: &Tuning) -> GridRow {
-    let way = |way: &TunedWay| WayRow {
-        kernel: way.kernel_id.clone(),
-        cut: way.cut.clone(),
-        estimate_microseconds: way.estimate * 1e6,
-        microseconds: way.seconds * 1e6,
-        dropped: way.dropped,
+    let candidate = |candidate: &TunedCandidate| CandidateRow {
+        kernel: candidate.kernel_id.clone(),
+        cut: candidate.cut.clone(),
+        estimate_microseconds: candidate.estimate * 1e6,
+        microseconds: candidate.seconds * 1e6,
+        dropped: candidate.dropped,
     };
     let planned = Some(tuning.first_seconds).filter(|seconds| seconds.is_finite());
     GridRow {
@@ -270,7 +276,7 @@ fn row(drawn: &Drawn, tuning: &Tuning) -> GridRow {
         measured: tuning.measured,
         dropped: tuning.dropped,
         complete: tuning.complete,
-        ways: tuning.ways.iter().map(way).collect(),
+        candidates: tuning.candidates.iter().map(candidate).collect(),
     }
 }
 
@@ -285,7 +291,7 @@ fn print(grid: &Grid) -> anyhow::Result<()> {
     far.into_iter().try_for_each(|row| table.push(row, &Progress::none()))?;
     let short = grid.rows.iter().filter(|row| !row.complete).count();
     out::line(&format!(
-        "{}: {:.1} % of {} problems within {:.0} % of the best ({} of {} begun, {short} of them without time for all ways), {:.0} s",
+        "{}: {:.1} % of {} problems within {:.0} % of the best ({} of {} begun, {short} of them without time for all candidates), {:.0} s",
         grid.device,
         grid.share_within * 100.0,
         grid.rows.len(),

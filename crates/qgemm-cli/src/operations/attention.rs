@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 
 use qgemm_api::{Attention, AttentionArgs, Buffer, Context, DType, KvFormat, MaskBits, PlanRecord, Queries};
 
-use qgemm_testkit::{AttentionCase, AttentionPlaces, Selection, TestCase};
+use qgemm_testkit::{AttentionCase, AttentionStorage, Selection, TestCase};
 
 use crate::bench::timing::{Timing, time_launches};
 use crate::bench::{Args, BenchRow, copies};
@@ -174,7 +174,7 @@ pub fn cases(args: &verify::Args, _: &Selection) -> anyhow::Result<Vec<Box<dyn T
             let of_codes =
                 [KvFormat::E4M3, KvFormat::Q8_0, KvFormat::Q4_0].into_iter().filter(|kv| dim.is_multiple_of(kv.step()));
             for kv in std::iter::once(KvFormat::Plain(dtype)).chain(of_codes) {
-                for places in [AttentionPlaces::Each, AttentionPlaces::Paged(64)] {
+                for places in [AttentionStorage::Each, AttentionStorage::Paged(64)] {
                     cases.push(Box::new(AttentionCase { kv, places, ..case.clone() }));
                 }
             }

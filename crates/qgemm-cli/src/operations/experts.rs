@@ -286,11 +286,11 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
             None => problem,
         }
     });
-    let problem = if args.settled_index { problem.settled_index() } else { problem };
+    let problem = if args.index_ready { problem.index_ready() } else { problem };
     let plan = match args.way {
         None => ctx.plan_experts(&problem)?,
         Some(way) => {
-            let mut all = ctx.plan_experts_every_way(&problem)?;
+            let mut all = ctx.plan_experts_candidates(&problem)?;
             ensure!(way < all.len(), "--way {way}: there are {} ways", all.len());
             all.swap_remove(way)
         }

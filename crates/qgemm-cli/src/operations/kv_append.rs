@@ -4,7 +4,7 @@ use std::fmt;
 
 use qgemm_api::{Buffer, Context, DType, Keys, KvAppend, KvAppendArgs, KvFormat, PlanRecord, Queries, Rotary};
 
-use qgemm_testkit::{AttentionCase, AttentionPlaces, KvAppendCase, Selection, TestCase};
+use qgemm_testkit::{AttentionCase, AttentionStorage, KvAppendCase, Selection, TestCase};
 
 use crate::bench::timing::{Timing, time_launches};
 use crate::bench::{Args, BenchRow, copies};
@@ -128,7 +128,7 @@ pub fn cases(args: &verify::Args, _: &Selection) -> anyhow::Result<Vec<Box<dyn T
         let [tokens, heads, kv_heads, dim] = sizes.kv_append()?;
         let all = DType::ALL.into_iter().flat_map(|dtype| KvFormat::ALL.map(|kv| (dtype, kv)));
         for (dtype, kv) in all.filter(|(_, kv)| dim.is_multiple_of(kv.step())) {
-            for places in [AttentionPlaces::Each, AttentionPlaces::Paged(16)] {
+            for places in [AttentionStorage::Each, AttentionStorage::Paged(16)] {
                 let of = AttentionCase::new(&vec![(1, 9); tokens], (heads, kv_heads), dim, dtype);
                 cases.push(Box::new(KvAppendCase::new(AttentionCase { kv, places, ..of })));
             }

@@ -99,7 +99,7 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
     let plan = match way {
         None => ctx.plan_matmul(&matmul)?,
         Some(way) => {
-            let mut all = ctx.plan_matmul_every_way(&matmul)?;
+            let mut all = ctx.plan_matmul_candidates(&matmul)?;
             ensure!(way < all.len(), "--way {way}: there are {} ways", all.len());
             all.swap_remove(way)
         }

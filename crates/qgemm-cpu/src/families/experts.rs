@@ -38,7 +38,8 @@ impl Family<CheckedExperts> for ExpertsFamily {
     fn configs(&self, op: &CheckedExperts, info: &DeviceInfo) -> Result<Vec<ExpertsConfig>, Unsupported> {
         let tiles = self.0.configs(&CheckedGemm { m: op.mean_rows(), ..op.each.clone() }, info)?;
         let scratch = Scratch::of(op).ok_or_else(|| Unsupported::new("keeps more rows than memory has addresses"))?;
-        let config = |tile| ExpertsConfig { tile, grouped: true, scratch_bytes: scratch.bytes, settles: false };
+        let config =
+            |tile| ExpertsConfig { tile, grouped: true, scratch_bytes: scratch.bytes, prefetches_early: false };
         Ok(tiles.into_iter().map(config).collect())
     }
 

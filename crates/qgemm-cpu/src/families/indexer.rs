@@ -208,7 +208,7 @@ impl<'a> Job<'a> {
     }
 
     /// Visible keys of a query.
-    fn seen(&self, query: usize) -> Range<usize> {
+    fn visible(&self, query: usize) -> Range<usize> {
         let op = &self.indexer.op;
         let most = op.most_keys();
         if let Some([starts, ends]) = self.ranges {
@@ -254,14 +254,14 @@ impl<'a> Job<'a> {
             let (scales, there) = factors.split_at_mut(BLOCK_KEYS);
             let mut is_loaded = false;
             for query in from..end {
-                let seen = self.seen(query);
-                let seen = seen.start.max(keys.start)..seen.end.min(keys.end);
+                let visible = self.visible(query);
+                let visible = visible.start.max(keys.start)..visible.end.min(keys.end);
                 // SAFETY: tasks share no (query, key) pairs, and rows
                 // of scores do not overlap.
                 let out =
                     unsafe { self.scores.part((query - first_of(self, first)) * self.row_stride + key, keys.len()) };
                 out.fill(f32::NEG_INFINITY);
-                if seen.is_empty() {
+                if visible.is_empty() {
                     continue;
                 }
                 if !is_loaded {
@@ -278,7 +278,7 @@ impl<'a> Job<'a> {
                         add_weighed(products, &weights[..heads], &mut sums[tile..tile + TILE_KEYS]);
                     }
                 }
-                for key in seen {
+                for key in visible {
                     let at = key - keys.start;
                     if there[at] != 0.0 {
                         out[at] = sums[at] * scales[at];
@@ -345,13 +345,13 @@ impl<'a> Job<'a> {
         // SAFETY: tasks share no query.
         let out = unsafe { indices.part(query * count, count) };
         out.fill(-1);
-        let seen = self.seen(query);
-        arena::with_tile(2 * seen.len(), |scratch| {
+        let visible = self.visible(query);
+        arena::with_tile(2 * visible.len(), |scratch| {
             let candidates: &mut [u64] = bytemuck::cast_slice_mut(scratch);
             // SAFETY: nobody writes scores during top-k.
             let scores = unsafe { self.scores.part(row * self.row_stride, op.most_keys()) };
             let mut found = 0;
-            for key in seen {
+            for key in visible {
                 if self.place(query / each, key).is_some() {
                     candidates[found] = u64::from(ordered(scores[key])) << 32 | u64::from(!(key as u32));
                     found += 1;

@@ -27,7 +27,7 @@
 #if QG_VARIANT >= 120
 // Byte and lane selectors of an operand's scales;
 // `thread` is 0 or 1.
-struct ScalePlace {
+struct ScaleSelector {
     u32 byte, thread;
 };
 
@@ -40,21 +40,21 @@ struct ScalePlace {
 
 // UE8M0 scales, 2^(e - 127), one per 32 values:
 // bytes 0 and 1, or 2 and 3.
-QG_DEVICE void mma_m16n8k64_mxf4(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], u32 scale_a, ScalePlace at_a, u32 scale_b,
-                                 ScalePlace at_b) {
+QG_DEVICE void mma_m16n8k64_mxf4(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], u32 scale_a, ScaleSelector at_a, u32 scale_b,
+                                 ScaleSelector at_b) {
     QG_MMA_BLOCK_SCALED("m16n8k64.row.col.kind::mxf4.block_scale.scale_vec::2X.f32.e2m1.e2m1.f32.ue8m0");
 }
 // UE4M3 scales (unsigned E4M3), one per 16
 // values: all four bytes.
-QG_DEVICE void mma_m16n8k64_nvf4(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], u32 scale_a, ScalePlace at_a, u32 scale_b,
-                                 ScalePlace at_b) {
+QG_DEVICE void mma_m16n8k64_nvf4(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], u32 scale_a, ScaleSelector at_a, u32 scale_b,
+                                 ScaleSelector at_b) {
     QG_MMA_BLOCK_SCALED("m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1.e2m1.f32.ue4m3");
 }
 // A is E4M3, B is E4M3 or E2M1; one UE8M0 scale
 // for the 32 values.
 template <bool B_E2M1>
-QG_DEVICE void mma_m16n8k32_mxf8(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], u32 scale_a, ScalePlace at_a, u32 scale_b,
-                                 ScalePlace at_b) {
+QG_DEVICE void mma_m16n8k32_mxf8(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], u32 scale_a, ScaleSelector at_a, u32 scale_b,
+                                 ScaleSelector at_b) {
     if constexpr (B_E2M1)
         QG_MMA_BLOCK_SCALED("m16n8k32.row.col.kind::mxf8f6f4.block_scale.scale_vec::1X.f32.e4m3.e2m1.f32.ue8m0");
     else

@@ -77,20 +77,20 @@ QG_DEVICE u64 wgmma_descriptor_128b(const u8* shared) {
 #define QG_FOUR(t, a, b, c, e) QG_TWO(t, a, b) ", " QG_TWO(t, c, e)
 #define QG_EIGHT(t) QG_FOUR(t, 0, 1, 2, 3) ", " QG_FOUR(t, 4, 5, 6, 7)
 #define QG_TEN(t) QG_EIGHT(t) ", " QG_TWO(t, 8, 9)
-#define QG_PLACES_4 QG_FOUR("", 0, 1, 2, 3)
-#define QG_PLACES_8 QG_EIGHT("")
-#define QG_PLACES_16 QG_TEN("") ", " QG_FOUR("1", 0, 1, 2, 3) ", " QG_TWO("1", 4, 5)
-#define QG_PLACES_20 QG_TEN("") ", " QG_TEN("1")
-#define QG_PLACES_24 QG_PLACES_20 ", " QG_FOUR("2", 0, 1, 2, 3)
-#define QG_PLACES_30 QG_TEN("") ", " QG_TEN("1") ", " QG_TEN("2")
-#define QG_PLACES_32 QG_PLACES_30 ", " QG_TWO("3", 0, 1)
-#define QG_PLACES_48 QG_PLACES_30 ", " QG_TEN("3") ", " QG_EIGHT("4")
-#define QG_PLACES_60 QG_PLACES_30 ", " QG_TEN("3") ", " QG_TEN("4") ", " QG_TEN("5")
-#define QG_PLACES_64 QG_PLACES_60 ", " QG_FOUR("6", 0, 1, 2, 3)
-#define QG_PLACES_72 QG_PLACES_60 ", " QG_TEN("6") ", " QG_TWO("7", 0, 1)
-#define QG_PLACES_90 QG_PLACES_60 ", " QG_TEN("6") ", " QG_TEN("7") ", " QG_TEN("8")
-#define QG_PLACES_120 QG_PLACES_90 ", " QG_TEN("9") ", " QG_TEN("10") ", " QG_TEN("11")
-#define QG_PLACES_128 QG_PLACES_120 ", " QG_EIGHT("12")
+#define QG_OPERANDS_4 QG_FOUR("", 0, 1, 2, 3)
+#define QG_OPERANDS_8 QG_EIGHT("")
+#define QG_OPERANDS_16 QG_TEN("") ", " QG_FOUR("1", 0, 1, 2, 3) ", " QG_TWO("1", 4, 5)
+#define QG_OPERANDS_20 QG_TEN("") ", " QG_TEN("1")
+#define QG_OPERANDS_24 QG_OPERANDS_20 ", " QG_FOUR("2", 0, 1, 2, 3)
+#define QG_OPERANDS_30 QG_TEN("") ", " QG_TEN("1") ", " QG_TEN("2")
+#define QG_OPERANDS_32 QG_OPERANDS_30 ", " QG_TWO("3", 0, 1)
+#define QG_OPERANDS_48 QG_OPERANDS_30 ", " QG_TEN("3") ", " QG_EIGHT("4")
+#define QG_OPERANDS_60 QG_OPERANDS_30 ", " QG_TEN("3") ", " QG_TEN("4") ", " QG_TEN("5")
+#define QG_OPERANDS_64 QG_OPERANDS_60 ", " QG_FOUR("6", 0, 1, 2, 3)
+#define QG_OPERANDS_72 QG_OPERANDS_60 ", " QG_TEN("6") ", " QG_TWO("7", 0, 1)
+#define QG_OPERANDS_90 QG_OPERANDS_60 ", " QG_TEN("6") ", " QG_TEN("7") ", " QG_TEN("8")
+#define QG_OPERANDS_120 QG_OPERANDS_90 ", " QG_TEN("9") ", " QG_TEN("10") ", " QG_TEN("11")
+#define QG_OPERANDS_128 QG_OPERANDS_120 ", " QG_EIGHT("12")
 
 // One wgmma of `n` columns. Operands: D, A, B's descriptor.
 // Immediates: accumulate, A and B not negated, B not transposed.
@@ -102,23 +102,23 @@ QG_DEVICE u64 wgmma_descriptor_128b(const u8* shared) {
                    "l"(b_descriptor))
 #define QG_WGMMA_OF_COLUMNS(type)                                                                                      \
     if constexpr (COLUMNS == 8)                                                                                        \
-        QG_WGMMA(8, type, QG_PLACES_4, QG_D4(0), "%4, %5, %6, %7", "%8");                                              \
+        QG_WGMMA(8, type, QG_OPERANDS_4, QG_D4(0), "%4, %5, %6, %7", "%8");                                              \
     else if constexpr (COLUMNS == 16)                                                                                  \
-        QG_WGMMA(16, type, QG_PLACES_8, QG_D8(0), "%8, %9, %10, %11", "%12");                                          \
+        QG_WGMMA(16, type, QG_OPERANDS_8, QG_D8(0), "%8, %9, %10, %11", "%12");                                          \
     else if constexpr (COLUMNS == 32)                                                                                  \
-        QG_WGMMA(32, type, QG_PLACES_16, QG_D16(0), "%16, %17, %18, %19", "%20");                                      \
+        QG_WGMMA(32, type, QG_OPERANDS_16, QG_D16(0), "%16, %17, %18, %19", "%20");                                      \
     else if constexpr (COLUMNS == 64)                                                                                  \
-        QG_WGMMA(64, type, QG_PLACES_32, QG_D32(0), "%32, %33, %34, %35", "%36");                                      \
+        QG_WGMMA(64, type, QG_OPERANDS_32, QG_D32(0), "%32, %33, %34, %35", "%36");                                      \
     else if constexpr (COLUMNS == 128)                                                                                 \
-        QG_WGMMA(128, type, QG_PLACES_64, QG_D64(0), "%64, %65, %66, %67", "%68");                                     \
+        QG_WGMMA(128, type, QG_OPERANDS_64, QG_D64(0), "%64, %65, %66, %67", "%68");                                     \
     else if constexpr (COLUMNS == 48)                                                                                 \
-        QG_WGMMA(48, type, QG_PLACES_24, QG_D24(0), "%24, %25, %26, %27", "%28");                                     \
+        QG_WGMMA(48, type, QG_OPERANDS_24, QG_D24(0), "%24, %25, %26, %27", "%28");                                     \
     else if constexpr (COLUMNS == 96)                                                                                 \
-        QG_WGMMA(96, type, QG_PLACES_48, QG_D48(0), "%48, %49, %50, %51", "%52");                                     \
+        QG_WGMMA(96, type, QG_OPERANDS_48, QG_D48(0), "%48, %49, %50, %51", "%52");                                     \
     else if constexpr (COLUMNS == 144)                                                                                \
-        QG_WGMMA(144, type, QG_PLACES_72, QG_D72(0), "%72, %73, %74, %75", "%76");                                    \
+        QG_WGMMA(144, type, QG_OPERANDS_72, QG_D72(0), "%72, %73, %74, %75", "%76");                                    \
     else                                                                                                               \
-        QG_WGMMA(256, type, QG_PLACES_128, QG_D128(0), "%128, %129, %130, %131", "%132")
+        QG_WGMMA(256, type, QG_OPERANDS_128, QG_D128(0), "%128, %129, %130, %131", "%132")
 
 // D[64 rows, COLUMNS] += A · B over 16 values of k.
 // COLUMNS is one of the sizes above.

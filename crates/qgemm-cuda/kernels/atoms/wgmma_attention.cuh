@@ -16,9 +16,9 @@
                  : "l"(a_descriptor), "l"(b_descriptor), "n"(ADDS))
 #define QG_WGMMA_SCORES_OF_COLUMNS(type)                                                                               \
     if constexpr (COLUMNS == 64)                                                                                       \
-        QG_WGMMA_SCORES(64, type, QG_PLACES_32, QG_D32(0), "%32", "%33", "%34");                                       \
+        QG_WGMMA_SCORES(64, type, QG_OPERANDS_32, QG_D32(0), "%32", "%33", "%34");                                       \
     else                                                                                                               \
-        QG_WGMMA_SCORES(128, type, QG_PLACES_64, QG_D64(0), "%64", "%65", "%66")
+        QG_WGMMA_SCORES(128, type, QG_OPERANDS_64, QG_D64(0), "%64", "%65", "%66")
 
 // D[64 rows, COLUMNS] = A · B (+= if ADDS is 1)
 // over 16 values of k.
@@ -42,11 +42,11 @@ QG_DEVICE void wgmma_scores_k16_bf16(float (&d)[COLUMNS / 2], u64 a_descriptor, 
                    "l"(b_descriptor))
 #define QG_WGMMA_VALUES_OF_COLUMNS(type)                                                                               \
     if constexpr (COLUMNS == 64)                                                                                       \
-        QG_WGMMA_VALUES(64, type, QG_PLACES_32, QG_D32(0), "%32, %33, %34, %35", "%36");                               \
+        QG_WGMMA_VALUES(64, type, QG_OPERANDS_32, QG_D32(0), "%32, %33, %34, %35", "%36");                               \
     else if constexpr (COLUMNS == 128)                                                                                 \
-        QG_WGMMA_VALUES(128, type, QG_PLACES_64, QG_D64(0), "%64, %65, %66, %67", "%68");                              \
+        QG_WGMMA_VALUES(128, type, QG_OPERANDS_64, QG_D64(0), "%64, %65, %66, %67", "%68");                              \
     else                                                                                                               \
-        QG_WGMMA_VALUES(256, type, QG_PLACES_128, QG_D128(0), "%128, %129, %130, %131", "%132")
+        QG_WGMMA_VALUES(256, type, QG_OPERANDS_128, QG_D128(0), "%128, %129, %130, %131", "%132")
 
 // D[64 rows, COLUMNS] += A · B over 16 values of k, B MN-major.
 // COLUMNS is 64, 128 or 256.

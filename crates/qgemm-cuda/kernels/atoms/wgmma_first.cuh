@@ -13,13 +13,13 @@
 #define QG_WGMMA_FIRST_OF_COLUMNS(type)                                                                                \
     static_assert(COLUMNS == 32 || COLUMNS == 48 || COLUMNS == 64 || COLUMNS == 96, "few tokens");                     \
     if constexpr (COLUMNS == 32)                                                                                       \
-        QG_WGMMA_FIRST(32, type, QG_PLACES_16, QG_D16(0), "%16, %17, %18, %19", "%20");                                \
+        QG_WGMMA_FIRST(32, type, QG_OPERANDS_16, QG_D16(0), "%16, %17, %18, %19", "%20");                                \
     else if constexpr (COLUMNS == 48)                                                                                  \
-        QG_WGMMA_FIRST(48, type, QG_PLACES_24, QG_D24(0), "%24, %25, %26, %27", "%28");                                \
+        QG_WGMMA_FIRST(48, type, QG_OPERANDS_24, QG_D24(0), "%24, %25, %26, %27", "%28");                                \
     else if constexpr (COLUMNS == 96)                                                                                  \
-        QG_WGMMA_FIRST(96, type, QG_PLACES_48, QG_D48(0), "%48, %49, %50, %51", "%52");                                \
+        QG_WGMMA_FIRST(96, type, QG_OPERANDS_48, QG_D48(0), "%48, %49, %50, %51", "%52");                                \
     else                                                                                                               \
-        QG_WGMMA_FIRST(64, type, QG_PLACES_32, QG_D32(0), "%32, %33, %34, %35", "%36")
+        QG_WGMMA_FIRST(64, type, QG_OPERANDS_32, QG_D32(0), "%32, %33, %34, %35", "%36")
 
 // D[64 rows, COLUMNS] = A · B, K = 16.
 template <u32 COLUMNS>

@@ -45,9 +45,9 @@ QG_DEVICE u64 wgmma_descriptor_64b(const u8* shared) {
                    "l"(b_descriptor), "n"(ADDS))
 #define QG_WGMMA_FP8_OF_COLUMNS(types)                                                                                 \
     if constexpr (COLUMNS == 64)                                                                                       \
-        QG_WGMMA_FP8(64, types, QG_PLACES_32, QG_D32(0), "%32, %33, %34, %35", "%36", "%37");                          \
+        QG_WGMMA_FP8(64, types, QG_OPERANDS_32, QG_D32(0), "%32, %33, %34, %35", "%36", "%37");                          \
     else                                                                                                               \
-        QG_WGMMA_FP8(128, types, QG_PLACES_64, QG_D64(0), "%64, %65, %66, %67", "%68", "%69")
+        QG_WGMMA_FP8(128, types, QG_OPERANDS_64, QG_D64(0), "%64, %65, %66, %67", "%68", "%69")
 
 // D[64 rows, COLUMNS] = A · B (+= if ADDS is 1)
 // over 32 values of k.

@@ -19,14 +19,14 @@ QG_DEVICE u64 wgmma_descriptor_lines(const u8* shared) {
     return start | leading << 16 | stride << 32 | swizzle_128 << 62;
 }
 
-#define QG_PLACES_28 QG_PLACES_20 ", " QG_EIGHT("2")
+#define QG_OPERANDS_28 QG_OPERANDS_20 ", " QG_EIGHT("2")
 #define QG_WGMMA_FP8_OF_FEW_COLUMNS(types)                                                                             \
     if constexpr (COLUMNS == 32)                                                                                       \
-        QG_WGMMA_FP8(32, types, QG_PLACES_16, QG_D16(0), "%16, %17, %18, %19", "%20", "%21");                          \
+        QG_WGMMA_FP8(32, types, QG_OPERANDS_16, QG_D16(0), "%16, %17, %18, %19", "%20", "%21");                          \
     else if constexpr (COLUMNS == 56)                                                                                  \
-        QG_WGMMA_FP8(56, types, QG_PLACES_28, QG_D24(0) QG_AND QG_D4(24), "%28, %29, %30, %31", "%32", "%33");         \
+        QG_WGMMA_FP8(56, types, QG_OPERANDS_28, QG_D24(0) QG_AND QG_D4(24), "%28, %29, %30, %31", "%32", "%33");         \
     else                                                                                                               \
-        QG_WGMMA_FP8(64, types, QG_PLACES_32, QG_D32(0), "%32, %33, %34, %35", "%36", "%37")
+        QG_WGMMA_FP8(64, types, QG_OPERANDS_32, QG_D32(0), "%32, %33, %34, %35", "%36", "%37")
 #define QG_AND ,
 
 // D[64 rows, COLUMNS] = A · B (+= if ADDS is 1)

@@ -20,8 +20,8 @@
 template <u32 COLUMNS, u32 ADDS>
 QG_DEVICE void wgmma_shared_k32_e4m3(float (&d)[COLUMNS / 2], u64 a_descriptor, u64 b_descriptor) {
     if constexpr (COLUMNS == 64)
-        QG_WGMMA_FP8_SHARED(64, QG_PLACES_32, QG_D32(0), "%32", "%33", "%34");
+        QG_WGMMA_FP8_SHARED(64, QG_OPERANDS_32, QG_D32(0), "%32", "%33", "%34");
     else
-        QG_WGMMA_FP8_SHARED(128, QG_PLACES_64, QG_D64(0), "%64", "%65", "%66");
+        QG_WGMMA_FP8_SHARED(128, QG_OPERANDS_64, QG_D64(0), "%64", "%65", "%66");
 }
 #endif

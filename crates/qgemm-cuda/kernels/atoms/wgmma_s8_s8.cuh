@@ -17,8 +17,8 @@
 template <u32 COLUMNS, u32 ADDS>
 QG_DEVICE void wgmma_k32_s8_s8(i32 (&d)[COLUMNS / 2], const u32 (&a_registers)[4], u64 b_descriptor) {
     if constexpr (COLUMNS == 64)
-        QG_WGMMA_S8_S8(64, QG_PLACES_32, QG_I32(0), "%32, %33, %34, %35", "%36", "%37");
+        QG_WGMMA_S8_S8(64, QG_OPERANDS_32, QG_I32(0), "%32, %33, %34, %35", "%36", "%37");
     else
-        QG_WGMMA_S8_S8(128, QG_PLACES_64, QG_I64(0), "%64, %65, %66, %67", "%68", "%69");
+        QG_WGMMA_S8_S8(128, QG_OPERANDS_64, QG_I64(0), "%64, %65, %66, %67", "%68", "%69");
 }
 #endif

@@ -31,11 +31,11 @@ QG_DEVICE u64 wgmma_descriptor_128b_mn(const u8* shared, u32 leading_bytes) {
                  : "l"(a_descriptor), "l"(b_descriptor), "n"(A_MN), "n"(B_MN))
 #define QG_WGMMA_SHARED_OF_COLUMNS(type)                                                                               \
     if constexpr (COLUMNS == 64)                                                                                       \
-        QG_WGMMA_SHARED(64, type, QG_PLACES_32, QG_D32(0), "%32", "%33", "%34", "%35");                                \
+        QG_WGMMA_SHARED(64, type, QG_OPERANDS_32, QG_D32(0), "%32", "%33", "%34", "%35");                                \
     else if constexpr (COLUMNS == 128)                                                                                 \
-        QG_WGMMA_SHARED(128, type, QG_PLACES_64, QG_D64(0), "%64", "%65", "%66", "%67");                               \
+        QG_WGMMA_SHARED(128, type, QG_OPERANDS_64, QG_D64(0), "%64", "%65", "%66", "%67");                               \
     else                                                                                                               \
-        QG_WGMMA_SHARED(256, type, QG_PLACES_128, QG_D128(0), "%128", "%129", "%130", "%131")
+        QG_WGMMA_SHARED(256, type, QG_OPERANDS_128, QG_D128(0), "%128", "%129", "%130", "%131")
 
 // D[64 rows, COLUMNS] += A · B over 16 values of k.
 // COLUMNS is 64, 128 or 256. A_MN, B_MN: 1 if MN-major.

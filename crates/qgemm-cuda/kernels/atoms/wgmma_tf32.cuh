@@ -23,8 +23,8 @@
 template <u32 COLUMNS>
 QG_DEVICE void wgmma_k8_tf32(float (&d)[COLUMNS / 2], const u32 (&a_registers)[4], u64 b_descriptor) {
     if constexpr (COLUMNS == 128)
-        QG_WGMMA_TF32(128, QG_PLACES_64, QG_D64(0), "%64, %65, %66, %67", "%68");
+        QG_WGMMA_TF32(128, QG_OPERANDS_64, QG_D64(0), "%64, %65, %66, %67", "%68");
     else
-        QG_WGMMA_TF32(256, QG_PLACES_128, QG_D128(0), "%128, %129, %130, %131", "%132");
+        QG_WGMMA_TF32(256, QG_OPERANDS_128, QG_D128(0), "%128, %129, %130, %131", "%132");
 }
 #endif

@@ -231,14 +231,14 @@ extern "C" __global__ void QG_BOUNDS
             k[u] = v[u] = KvEight::zeros();
 #if QG_BITS
             if ((present & key_of_all(u)) == 0) continue;
-            const KeyPlace at = place_of_key(p, s, key);
+            const KeyAddress at = address_of_key(p, s, key);
             if (!at.is_present) {
                 present &= ~key_of_all(u);
                 continue;
             }
 #else
             if (key < keys.first || key >= keys.end) continue;
-            const KeyPlace at = place_of_key(p, s, key);
+            const KeyAddress at = address_of_key(p, s, key);
             if (!at.is_present) continue;
             present |= 1u << u;
 #endif

@@ -10,7 +10,7 @@
 #include "epilogue/sliced_k.cuh"
 #include "mainloop/k_tile_product.cuh"
 #include "mainloop/w_warp_ring.cuh"
-#include "sched/settled_experts.cuh"
+#include "sched/early_experts.cuh"
 #include "sched/projection.cuh"
 #if QG_RESIDENT_X
 #include "mainloop/resident_x.cuh"

@@ -5,7 +5,7 @@
 // sample misleads, the bound is computed from all scores.
 // Skips queries whose keys were gathered during scoring.
 #include "mainloop/indexer_bins.cuh"
-#include "mainloop/indexer_notes.cuh"
+#include "mainloop/indexer_records.cuh"
 
 // Sampled keys.
 constexpr u32 SAMPLED = 4096;
@@ -14,20 +14,20 @@ static_assert(SAMPLED % QG_THREADS == 0 && SAMPLED <= MOST_GATHERED, "a sample t
 // All scores of a query, as a contiguous range.
 struct Scores {
     const u8* row;
-    KeyRange seen;
+    KeyRange visible;
 
     // Every thread of the CTA calls `visit` equally often.
     template <class F>
     QG_DEVICE void each(const Scores& scores, F&& visit) {
-        const u32 end = scores.seen.end;
+        const u32 end = scores.visible.end;
         const auto load = [&](u32 key) {
             u32x4 v = {~0u, ~0u, ~0u, ~0u};
             if (key < end) v = ld_global_v4(scores.row + (u64)key * 4);
             return v;
         };
         const u32 own = thread_index() * TOGETHER;
-        u32x4 next = load((scores.seen.first & ~3u) + own);
-        for (u32 base = scores.seen.first & ~3u; base < end; base += QG_THREADS * TOGETHER) {
+        u32x4 next = load((scores.visible.first & ~3u) + own);
+        for (u32 base = scores.visible.first & ~3u; base < end; base += QG_THREADS * TOGETHER) {
             const u32x4 v = next;
             // Prefetch of the next scores.
             if (base + QG_THREADS * TOGETHER < end) next = load(base + QG_THREADS * TOGETHER + own);
@@ -36,7 +36,7 @@ struct Scores {
 #pragma unroll
             for (u32 i = 0; i < TOGETHER; i++) {
                 const u32 key = base + own + i;
-                values[i] = key >= scores.seen.first && key < end ? ranked(bits[i], key) : 0;
+                values[i] = key >= scores.visible.first && key < end ? ranked(bits[i], key) : 0;
             }
             visit(values);
         }
@@ -54,7 +54,7 @@ QG_DEVICE u32 gather_scores(const Scores& scores, SharedStorage& shared, const B
     if (place < LEAST_NUMBER) return gather(scores, shared, bound);
     const float least_score = score_of_place(place);
     clear_count(shared);
-    const u32 thread = thread_index(), lane = thread % 32, first = scores.seen.first, end = scores.seen.end;
+    const u32 thread = thread_index(), lane = thread % 32, first = scores.visible.first, end = scores.visible.end;
     const auto load = [&](u32 key) {
         u32x4 v = {~0u, ~0u, ~0u, ~0u};
         if (key < end) v = ld_global_v4(scores.row + (u64)key * 4);
@@ -118,9 +118,9 @@ QG_DEVICE u32 gather_scores(const Scores& scores, SharedStorage& shared, const B
 // Stores every step-th score in `gathered`:
 // each digit of a bound reads the whole sample.
 QG_DEVICE void take_sample(const Scores& scores, SharedStorage& shared) {
-    const u32 step = (scores.seen.end - scores.seen.first) / SAMPLED;
+    const u32 step = (scores.visible.end - scores.visible.first) / SAMPLED;
     constexpr u32 OWN = SAMPLED / QG_THREADS;
-    const auto key_of = [&](u32 i) { return scores.seen.first + (i * QG_THREADS + thread_index()) * step; };
+    const auto key_of = [&](u32 i) { return scores.visible.first + (i * QG_THREADS + thread_index()) * step; };
     u32 bits[OWN];
 #pragma unroll
     for (u32 i = 0; i < OWN; i++) bits[i] = ld_global_u32(scores.row + (u64)key_of(i) * 4);
@@ -131,7 +131,7 @@ QG_DEVICE void take_sample(const Scores& scores, SharedStorage& shared) {
 // Gathers at least `wanted` keys, if so
 // many exist, and at most MOST_GATHERED.
 QG_DEVICE u32 gather_candidates(const Scores& scores, SharedStorage& shared, u32 wanted) {
-    const u32 keys = scores.seen.end - scores.seen.first;
+    const u32 keys = scores.visible.end - scores.visible.first;
     if (keys <= MOST_GATHERED) return gather(scores, shared, {1, 0});
     // Aim at the middle between too few and too many.
     const u32 aim = (wanted + MOST_GATHERED) / 2;
@@ -150,8 +150,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 2) qg_indexer_choose(co
     const u32 query = cta_index().x, sequence = query / p.sequence_queries;
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
-    if (p.notes && (FoundHeader::all_are_served(p) || QueryNote::of(p, query).is_served)) return;
+    if (p.query_states && (FoundHeader::all_are_served(p) || QueryState::of(p, query).is_served)) return;
     const Scores scores = {reinterpret_cast<const u8*>(p.scores) + query * p.scores_row * 4,
-                           keys_seen(p, sequence, query % p.sequence_queries)};
+                           visible_range(p, sequence, query % p.sequence_queries)};
     write_best(p, shared, gather_candidates(scores, shared, p.chosen), query);
 }

@@ -2,7 +2,7 @@
 // score, from the keys gathered during scoring. One CTA per query.
 #include "atoms/cg_pair.cuh"
 #include "mainloop/indexer_bins.cuh"
-#include "mainloop/indexer_notes.cuh"
+#include "mainloop/indexer_records.cuh"
 
 QG_DEVICE u32x4 bits_of(f32x4 v) {
     return {f32_to_bits(v.x), f32_to_bits(v.y), f32_to_bits(v.z), f32_to_bits(v.w)};
@@ -35,9 +35,9 @@ struct GatheredKeys {
 
     // Records of all CTAs that scored visible keys.
     QG_DEVICE GatheredKeys of(const IndexerParams& p, u32 query) {
-        const KeyRange seen = keys_seen(p, query / p.sequence_queries, query % p.sequence_queries);
-        const u32 first = seen.first / GATHER_KEYS * GATHER_KEYS;
-        const u32 end = seen.first < seen.end ? (seen.end + GATHER_KEYS - 1) / GATHER_KEYS * GATHER_KEYS : first;
+        const KeyRange visible = visible_range(p, query / p.sequence_queries, query % p.sequence_queries);
+        const u32 first = visible.first / GATHER_KEYS * GATHER_KEYS;
+        const u32 end = visible.first < visible.end ? (visible.end + GATHER_KEYS - 1) / GATHER_KEYS * GATHER_KEYS : first;
         return {&p, found_record(p, query + 1, first), (end - first) / RECORD_KEYS, first};
     }
 
@@ -139,13 +139,13 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 3) qg_indexer_choose_ga
     const u32 query = cta_index().x;
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
-    QueryNote note = QueryNote::of(p, query);
+    QueryState state = QueryState::of(p, query);
     const GatheredKeys all = GatheredKeys::of(p, query);
     u32 found = list_keys(all, shared);
-    const bool has_all = ld_shared(&shared.inside) == 0 && (found >= p.chosen || note.least != note.least);
+    const bool has_all = ld_shared(&shared.inside) == 0 && (found >= p.chosen || state.least != state.least);
     if (thread_index() == 0) {
-        note.is_served = has_all;
-        note.store(p, query);
+        state.is_served = has_all;
+        state.store(p, query);
         if (!has_all) atomic_add_relaxed(FoundHeader::misled_queries(p), 1);
     }
     if (!has_all) return;

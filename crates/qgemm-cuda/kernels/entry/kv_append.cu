@@ -317,7 +317,7 @@ QG_DEVICE void store_cached(const AttentionParams& p, bool is_value, bool aligne
 // A token, and the cache slot of its key and value.
 struct Token {
     u32 index, position;
-    KeyPlace place;
+    KeyAddress place;
     // Whether the token is appended.
     bool is_any;
 
@@ -334,7 +334,7 @@ struct Token {
         const u32 key = s.keys + query - s.queries;
         token.position = p.at.positions ? index_at(p.at.positions, index) : key;
         if (p.at.cos && token.position >= p.at.table_positions) return token;
-        token.place = place_of_key(p.attention, s, key);
+        token.place = address_of_key(p.attention, s, key);
         token.is_any = true;
         return token;
     }
@@ -410,11 +410,11 @@ struct AlignedHeads {
         const AttentionPointers& at = p.attention.at;
         const LaneHeads& own = heads.own;
         const u32 half = p.at.rotary_dim / 2, lane = thread_index() % 32, first_value = shape.heads + shape.kv_heads;
-        const bool is_turned = own.column < p.at.rotary_dim;
+        const bool is_rotated = own.column < p.at.rotary_dim;
         // The partner features are in another lane of the head.
         const u32 partner_lane = lane + (own.column < half ? half / 8 : 0u - half / 8);
         Angles angles;
-        if (is_turned) angles = Angles::of(turns, p.at, own.column, !p.at.interleaved);
+        if (is_rotated) angles = Angles::of(turns, p.at, own.column, !p.at.interleaved);
         // In elements.
         const HeadRow keys = HeadRow::of(token.place.page * at.k_page + token.place.row * at.k_token + own.column, (u32)at.k_head);
         const HeadRow values = HeadRow::of(token.place.page * at.v_page + token.place.row * at.v_token + own.column, (u32)at.v_head);
@@ -437,12 +437,12 @@ struct AlignedHeads {
                 for (u32 j = 0; j < 8; j++) x[j] = fma_f32(x[j], angles.own[j], partner[j]);
             };
             if (p.at.interleaved) {
-                if (is_turned && !is_value) turn(source, 1);
+                if (is_rotated && !is_value) turn(source, 1);
             } else {
                 Source other;
 #pragma unroll
                 for (u32 j = 0; j < X_WORDS; j++) other.words[j] = shfl_idx_u32(source.words[j], partner_lane);
-                if (is_turned && !is_value) turn(other, 0);
+                if (is_rotated && !is_value) turn(other, 0);
             }
             BlockScale scale = {};
             if constexpr (has_scales(QG_KV)) scale = BlockScale::of(x);

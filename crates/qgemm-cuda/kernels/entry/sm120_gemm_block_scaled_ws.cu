@@ -5,7 +5,7 @@
 #include "atoms/launch.cuh"
 #include "atoms/sync.cuh"
 #include "epilogue/token_rows_store.cuh"
-#include "mainloop/parked_state.cuh"
+#include "mainloop/scheduler_state.cuh"
 #include "mainloop/register_shares.cuh"
 #include "mainloop/sm120/block_scaled_expert_producer.cuh"
 #include "mainloop/sm120/block_scaled_product.cuh"
@@ -13,7 +13,7 @@
 struct SharedStorage {
     Pipeline pipeline;
     WarpStaging staging[QG_CONSUMERS / 32];
-    ParkedState state[QG_CONSUMERS / 32];
+    SchedulerState state[QG_CONSUMERS / 32];
     u32 last;
 #if QG_EXPERT_TILES
     u32 faults[8];
@@ -57,13 +57,13 @@ QG_DEVICE void consume(SharedStorage& shared, const BlockScaledParams& params, u
     // The shuffle makes `warp` uniform for the compiler.
     const u32 lane = thread % 32, warp = shfl_idx_u32(thread / 32, 0);
     const GemmParams& p = params.gemm;
-    const LanePlace place = LanePlace::of(warp, lane);
-    ParkedState& state = shared.state[warp];
-    Parked<WorkList>::store(state.list, WorkList::of_cta(p), lane);
+    const LaneOffsets place = LaneOffsets::of(warp, lane);
+    SchedulerState& state = shared.state[warp];
+    SharedCopy<WorkList>::store(state.list, WorkList::of_cta(p), lane);
     Position at = {};
-    while (ParkedState::next(state, p, lane)) {
+    while (SchedulerState::next(state, p, lane)) {
         Accumulators acc = {};
-        u32 stages = ParkedState::k_tiles(state), k = Parked<WorkTile>::load(state.tile).begin;
+        u32 stages = SchedulerState::k_tiles(state), k = SharedCopy<WorkTile>::load(state.tile).begin;
 #pragma unroll 1
         for (; stages > 0; stages--, k++) {
             mbarrier_wait(&shared.pipeline.full[at.stage], at.parity);
@@ -71,14 +71,14 @@ QG_DEVICE void consume(SharedStorage& shared, const BlockScaledParams& params, u
             Pipeline::release(shared.pipeline, at.stage, lane);
             Position::next(at);
         }
-        const WorkTile work = Parked<WorkTile>::load(state.tile);
+        const WorkTile work = SharedCopy<WorkTile>::load(state.tile);
         scale_tokens(acc, problem_of(params, work), work.m_tile * QG_TILE_M + warp % QG_WARPS_M * WARP_M + token_of(lane / 4));
         constexpr u32 COUNT = sizeof(acc) / 4;
         float* const all = reinterpret_cast<float*>(&acc);
         // MoE GEMM does not split K.
         if (!QG_EXPERT_TILES && work.peers > 1 && !add_token_row_partials<COUNT>(all, p, work, thread, &shared.last)) continue;
         // Reloaded: accumulators leave no registers for the tile.
-        const WorkTile tile = Parked<WorkTile>::load(state.tile);
+        const WorkTile tile = SharedCopy<WorkTile>::load(state.tile);
         const u32 first_token = tile.m_tile * QG_TILE_M + warp % QG_WARPS_M * WARP_M;
         const u32 first_row = tile.n_tile * QG_TILE_N + warp / QG_WARPS_M * WARP_N;
         const bool is_whole = (tile.n_tile + 1) * QG_TILE_N <= rows_of_outputs(p);

@@ -7,7 +7,7 @@
 #include "atoms/sync.cuh"
 #include "epilogue/warp_store.cuh"
 #include "mainloop/expert_producer.cuh"
-#include "mainloop/parked_state.cuh"
+#include "mainloop/scheduler_state.cuh"
 #include "mainloop/register_shares.cuh"
 #include "mainloop/tma_pipeline.cuh"
 #include "mainloop/warp_tile.cuh"
@@ -15,7 +15,7 @@
 struct SharedStorage {
     Pipeline pipeline;
     WarpStaging staging[QG_WARPS_N];
-    ParkedState state[QG_WARPS_N];
+    SchedulerState state[QG_WARPS_N];
     u32 last;
 #if QG_EXPERT_TILES
     u32 faults[8];
@@ -54,18 +54,18 @@ QG_DEVICE void consume(SharedStorage& shared, const GemmParams& p, u32 thread) {
     const u32 lane = thread % 32, warp = thread / 32;
     const XCursor cursor = {opaque_register(XCursor::of_lane(lane).offset)};
     const u32 first = opaque_register(warp * ROW_TILES * QG_K_TILE_BYTES);
-    ParkedState& state = shared.state[warp];
-    Parked<WorkList>::store(state.list, WorkList::of_cta(p), lane);
+    SchedulerState& state = shared.state[warp];
+    SharedCopy<WorkList>::store(state.list, WorkList::of_cta(p), lane);
     Position at = {};
-    while (ParkedState::next(state, p, lane)) {
+    while (SchedulerState::next(state, p, lane)) {
         Accumulators acc = {};
 #pragma unroll 1
-        for (u32 k_tiles = ParkedState::k_tiles(state); k_tiles > 0; k_tiles--)
+        for (u32 k_tiles = SchedulerState::k_tiles(state); k_tiles > 0; k_tiles--)
             multiply_k_tile(acc, shared.pipeline, at, cursor, first, lane);
-        const WorkTile tile = Parked<WorkTile>::load(state.tile);
+        const WorkTile tile = SharedCopy<WorkTile>::load(state.tile);
         if (tile.peers > 1 && !add_partials(acc, p, tile, thread, &shared.last)) continue;
         // Reloaded: `add_partials` leaves no registers for the tile.
-        const WorkTile work = Parked<WorkTile>::load(state.tile);
+        const WorkTile work = SharedCopy<WorkTile>::load(state.tile);
         store_tile(acc, problem_of(p, work), work, shared.staging[warp], warp, lane);
     }
 }

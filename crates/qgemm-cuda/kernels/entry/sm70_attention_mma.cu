@@ -96,7 +96,7 @@ struct TileCopy {
             bool wanted = key >= keys.first && key < keys.end && column < columns;
             const u8* from = base;
             if (wanted) {
-                const KeyPlace at = place_of_key(p, s, key);
+                const KeyAddress at = address_of_key(p, s, key);
                 wanted = at.is_present;
                 if (wanted) from += (at.page * page_stride + at.row * token_stride + column) * 2;
             }
@@ -130,7 +130,7 @@ QG_DEVICE void find_present_keys(const AttentionParams& p, const Sequence& s, u3
     if (p.shape.table_width == 0 || thread_index() / 32 >= PRESENT_WORDS) return;
     const u32 key = tile + thread_index();
     const bool is_visible = key >= keys.first && key < keys.end;
-    const u32 present = ballot(is_visible && place_of_key(p, s, key).is_present);
+    const u32 present = ballot(is_visible && address_of_key(p, s, key).is_present);
     if (thread_index() % 32 == 0) st_shared(&shared.present[thread_index() / 32], present);
 }
 
@@ -354,7 +354,7 @@ extern "C" __global__ void QG_BOUNDS
         for (u32 j = 0; !all_visible && j < QG_KEYS; j++) {
             const u32 key = tile + j;
             if (ld_shared(&shared.not_finite[j]) == 0) continue;
-            const KeyPlace at = place_of_key(p, s, key);
+            const KeyAddress at = address_of_key(p, s, key);
             const u8* from = v_base + (at.page * p.at.v_page + at.row * p.at.v_token) * 2;
 #if QG_BITS
             // The mask bits in shared memory

@@ -73,7 +73,7 @@ struct Keys {
     // Each lane holds the position of one key of the
     // warp. `there`: bits of the keys that exist.
     template <bool ALIGNED>
-    QG_DEVICE void load(Keys& keys, const IndexerParams& p, const KeyPlace& place, u32 there, u32 lane) {
+    QG_DEVICE void load(Keys& keys, const IndexerParams& p, const KeyAddress& place, u32 there, u32 lane) {
 #pragma unroll
         for (u32 tile = 0; tile < KEY_TILES; tile++) {
 #pragma unroll
@@ -319,8 +319,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_indexer_mma(const __
 
     // Each lane looks up one key of the warp.
     const u32 warp_key = key + warp * WARP_KEYS, own_key = warp_key + lane % WARP_KEYS;
-    KeyPlace place = {0, 0, false};
-    if (own_key < p.most_keys) place = place_of_key(p, sequence_index(p, sequence), own_key);
+    KeyAddress place = {0, 0, false};
+    if (own_key < p.most_keys) place = address_of_key(p, sequence_index(p, sequence), own_key);
     float scale = 1.0f;
     if (p.k_scales && place.is_there) scale = bits_to_f32(word_at(p.k_scales, place.scale));
     const u32 there = ballot(place.is_there);
@@ -352,10 +352,10 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_indexer_mma(const __
         const float score = sum_of_lane(sums, lane) * lane_scale;
         const u32 query = ld_shared(&shared.queries.seeing[item / parts]);
         if (is_stored) {
-            const KeyRange seen = {ld_shared(&shared.queries.first[query]), ld_shared(&shared.queries.end[query])};
-            const bool is_seen = is_there && score_key >= seen.first && score_key < seen.end;
+            const KeyRange visible = {ld_shared(&shared.queries.first[query]), ld_shared(&shared.queries.end[query])};
+            const bool is_visible = is_there && score_key >= visible.first && score_key < visible.end;
             const u64 at = (launch_query + query) * p.scores_row + score_key;
-            st_global_u32(reinterpret_cast<u8*>(p.scores) + at * 4, is_seen ? score_bits(score) : p.not_seen);
+            st_global_u32(reinterpret_cast<u8*>(p.scores) + at * 4, is_visible ? score_bits(score) : p.masked_score);
         }
 #pragma unroll
         for (u32 i = 0; i < SUMS; i++) sums[i] = 0.0f;

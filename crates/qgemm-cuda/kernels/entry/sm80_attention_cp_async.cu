@@ -119,7 +119,7 @@ QG_DEVICE void copy_tile(const AttentionParams& p, const Work& work, const u8* b
     const bool is_column = chunk * 8 < columns;
     const u8* from = base + chunk * 16;
     if (p.shape.table_width == 0) {
-        const KeyPlace at = place_of_key(p, work.s, tile);
+        const KeyAddress at = address_of_key(p, work.s, tile);
         from += (at.page * page_stride + (u64)(at.row + row) * token_stride) * 2;
 #pragma unroll
         for (u32 i = 0; i < QG_KEYS; i += STEP) {
@@ -135,7 +135,7 @@ QG_DEVICE void copy_tile(const AttentionParams& p, const Work& work, const u8* b
         bool wanted = is_column && key >= work.keys.first && key < work.keys.end;
         u64 element = 0;
         if (wanted) {
-            const KeyPlace at = place_of_key(p, work.s, key);
+            const KeyAddress at = address_of_key(p, work.s, key);
             wanted = at.is_present;
             if (wanted) element = at.page * page_stride + at.row * token_stride;
         }
@@ -158,7 +158,7 @@ QG_DEVICE void copy_keys(const KernelParams& p, const Work& work, SharedStorage&
     if (p.shape.table_width != 0 && thread_index() < QG_KEYS) {
         const u32 key = tile + thread_index();
         const bool is_visible = key >= work.keys.first && key < work.keys.end;
-        const u32 present = ballot(is_visible && place_of_key(p, work.s, key).is_present);
+        const u32 present = ballot(is_visible && address_of_key(p, work.s, key).is_present);
         if (thread_index() % 32 == 0) st_shared(&shared.present[thread_index() / 32], present);
     }
     copy_tile<QG_QK>(p, work, work.k, p.at.k_page, p.at.k_token, p.shape.qk_dim, tile, shared.k);
@@ -318,7 +318,7 @@ QG_DEVICE void add_not_finite(Rows& rows, const KernelParams& p, const Work& wor
         // harmless: the sum is already infinite or NaN.
         if (!is_mixed(p, work, shared, key / QG_KEYS * QG_KEYS)) continue;
 #endif
-        const KeyPlace at = place_of_key(p, work.s, key);
+        const KeyAddress at = address_of_key(p, work.s, key);
         if (!at.is_present) continue;
         const u8* from = work.v + (at.page * p.at.v_page + at.row * p.at.v_token) * 2;
 #pragma unroll

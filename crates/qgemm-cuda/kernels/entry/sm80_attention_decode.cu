@@ -67,8 +67,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     // that does not depend on it before
     // griddepcontrol_wait. The store of `digest` keeps the
     // compiler from sinking the computation below the wait.
-    Work work = Work::of_shape(p, WorkPlace::of(p, cta_index().x));
-    const WorkPlace& place = work.place;
+    Work work = Work::of_shape(p, WorkIndex::of(p, cta_index().x));
+    const WorkIndex& place = work.place;
     const u32 kv_head = place.kv_head + own_head(), heads = place.heads, first_row = place.first_row;
     KeyRange keys = work.keys(p);
 #if QG_PAIRS

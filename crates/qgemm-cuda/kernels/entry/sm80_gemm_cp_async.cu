@@ -10,8 +10,8 @@
 struct SharedStorage {
     Pipeline pipeline;
     WarpStaging staging[QG_WARPS_N];
-#if QG_PARKS_STATE
-    ParkedState state[QG_WARPS_N];
+#if QG_STATE_IN_SHARED
+    SchedulerState state[QG_WARPS_N];
 #endif
     u32 last;
 };
@@ -39,10 +39,10 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     if (thread == 0) Pipeline::init(pipeline);
     cta_barrier();
 
-#if QG_PARKS_STATE
-    ParkedState& state = shared.state[warp];
+#if QG_STATE_IN_SHARED
+    SchedulerState& state = shared.state[warp];
 #else
-    ParkedState state;
+    SchedulerState state;
 #endif
     Producer producer = Producer::start(p, pipeline, state.producer_list, thread);
 #pragma unroll
@@ -50,12 +50,12 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         Producer::copy(producer, pipeline, state.producer_list, p, i % K_BLOCKS, i, thread);
 
     const XCursor cursor = XCursor::of_lane(lane);
-    Parked<WorkList>::store(state.list, WorkList::of_cta(p), lane);
+    SharedCopy<WorkList>::store(state.list, WorkList::of_cta(p), lane);
     Position at = {};
-    while (ParkedState::next(state, p, lane)) {
+    while (SchedulerState::next(state, p, lane)) {
         Accumulators acc = {};
 #pragma unroll 1
-        for (u32 k_tile = ParkedState::k_tiles(state); k_tile > 0; k_tile--) {
+        for (u32 k_tile = SchedulerState::k_tiles(state); k_tile > 0; k_tile--) {
             KTile k_tiles[ROW_TILES];
 #pragma unroll
             for (u32 k_block = 0; k_block < K_BLOCKS; k_block++) {
@@ -77,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
             }
             Position::next_k_tile(at);
         }
-        const WorkTile work = Parked<WorkTile>::load(state.tile);
+        const WorkTile work = SharedCopy<WorkTile>::load(state.tile);
         if (work.peers > 1 && !add_partials(acc, p, work, thread, &shared.last)) continue;
 #if QG_SEGMENT_TILES
         store_tile(acc, problem_of(p, work), work, shared.staging[warp], warp, lane);

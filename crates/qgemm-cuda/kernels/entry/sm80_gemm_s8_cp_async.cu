@@ -10,7 +10,7 @@
 struct SharedStorage {
     BytePipeline pipeline;
     WarpStaging staging[QG_WARPS_N];
-    ParkedState state[QG_WARPS_N];
+    SchedulerState state[QG_WARPS_N];
     u32 last;
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
@@ -28,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
 
-    ParkedState& state = shared.state[warp];
+    SchedulerState& state = shared.state[warp];
     ByteProducer producer;
     ByteProducer::start(producer, p, pipeline, state.producer_list, thread);
 #pragma unroll
@@ -40,12 +40,12 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     // Always 0: M is below 2^31. Opaque to the compiler.
     const u32 none = opaque_register(p.shape.m >> 31);
     const SumZero zero = SumZero::make();
-    Parked<WorkList>::store(state.list, WorkList::of_cta(p), lane);
+    SharedCopy<WorkList>::store(state.list, WorkList::of_cta(p), lane);
     BytePosition at = {};
-    while (ParkedState::next(state, p, lane)) {
+    while (SchedulerState::next(state, p, lane)) {
         Accumulators acc = {};
 #pragma unroll 1
-        for (u32 run = (ParkedState::k_tiles(state) + RUN_K_TILES - 1) / RUN_K_TILES; run > 0; run--) {
+        for (u32 run = (SchedulerState::k_tiles(state) + RUN_K_TILES - 1) / RUN_K_TILES; run > 0; run--) {
             KTile k_tiles[ROW_TILES];
 #pragma unroll
             for (u32 part = 0; part < RUN_STAGES; part++) {
@@ -78,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
             }
             BytePosition::next_run(at);
         }
-        const WorkTile work = Parked<WorkTile>::load(state.tile);
+        const WorkTile work = SharedCopy<WorkTile>::load(state.tile);
         if (work.peers > 1 && !add_partials(acc, p, work, thread, &shared.last)) continue;
         if constexpr (QG_EXPERTS && !QG_X_BLOCK_SCALES) scale_tokens(acc, given, lane);
         store_tile(acc, p, work, shared.staging[warp], warp, lane);

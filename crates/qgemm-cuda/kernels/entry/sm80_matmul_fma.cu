@@ -67,6 +67,6 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
             float v[RUN];
 #pragma unroll
             for (u32 j = 0; j < RUN; j++) v[j] = acc[i * THREAD_COLUMNS + run * RUN + j];
-            store_matmul_run(p, tile.product, tile.row + RowPlaces::row(rows, i), tile.column + ColumnPlaces::column(columns, run), v);
+            store_matmul_run(p, tile.product, tile.row + RowOffsets::row(rows, i), tile.column + ColumnOffsets::column(columns, run), v);
         }
 }

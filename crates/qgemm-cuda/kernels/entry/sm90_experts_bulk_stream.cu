@@ -9,7 +9,7 @@
 #include "mainloop/w_bulk_ring.cuh"
 #include "mainloop/x_sum_table.cuh"
 #include "mainloop/x_tile_copies.cuh"
-#include "sched/settled_experts.cuh"
+#include "sched/early_experts.cuh"
 
 static_assert(QG_ROW_TILES == 1 && QG_CLUSTER == 1, "a warp has a row tile at a time");
 
@@ -100,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     warp_barrier();
     // If the index is ready before launch, W is prefetched before
     // the previous launch ends.
-    if (!(given.shape.flags & SETTLED_INDEX)) griddepcontrol_wait();
+    if (!(given.shape.flags & INDEX_READY)) griddepcontrol_wait();
     ExpertWords::load(shared.words, given.groups, thread);
     const RowTileIndex index = RowTileIndex::of(shared.words, given.groups);
     const RowTileRange range = RowTileRange::of_cta(given, index.all);

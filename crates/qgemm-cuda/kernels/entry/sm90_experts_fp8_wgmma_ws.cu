@@ -19,7 +19,7 @@ struct SharedStorage {
         WarpStaging staging[QG_CONSUMERS / 32];
         TokenLines<IS_LARGEST ? 2 : 1> lines[QG_CONSUMERS / 32];
     };
-    WorkTileNotes notes;
+    WorkTileInfoRing infos;
     u32 faults[8];
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
@@ -39,14 +39,14 @@ QG_DEVICE void consume(SharedStorage& shared, const TmaFp8GemmParams& params, u3
     // The shuffle makes `warp` uniform for the compiler.
     const u32 lane = thread % 32, warp = shfl_idx_u32(thread / 32, 0);
     const GemmParams& p = params.fp8.gemm;
-    const LanePlace place = LanePlace::of(warp, lane);
+    const LaneOffsets place = LaneOffsets::of(warp, lane);
     Position at = {};
-    u32 note = 0;
+    u32 info = 0;
 #pragma unroll 1
-    for (;; note = WorkTileNotes::next(note)) {
+    for (;; info = WorkTileInfoRing::next(info)) {
         Position::wait_full(at, shared.pipeline);
-        const WorkTile first = WorkTileNote::read(shared.notes.note[note]);
-        if (WorkTileNotes::is_end(first)) break;
+        const WorkTile first = WorkTileInfo::read(shared.infos.info[info]);
+        if (WorkTileInfoRing::is_end(first)) break;
         const u32 stages = first.end - first.begin;
         if (warp / 4 % GROUPS_M * 64 >= first.own.rows) {
             // Last tile of an expert: this warpgroup has no tokens.
@@ -56,7 +56,7 @@ QG_DEVICE void consume(SharedStorage& shared, const TmaFp8GemmParams& params, u3
         Accumulators sums;
         multiply_tile(sums, shared.pipeline, at, first.own.rows, first, p, place, lane);
         // Reloaded: accumulators leave no registers for tile info.
-        const WorkTile work = WorkTileNote::read(shared.notes.note[note]);
+        const WorkTile work = WorkTileInfo::read(shared.infos.info[info]);
         if constexpr (!QG_X_BLOCK_SCALES) scale_tokens(sums, TokenFactors::load(problem_of(params.fp8, work.own), place.token));
         constexpr u32 FEATURES = PARTS * PART_N;
         const u32 first_token = place.token / 16 * 16, first_row = work.n_tile * QG_TILE_N + place.group_n * FEATURES;
@@ -92,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
         consume(shared, params, thread);
     } else {
         Registers::give();
-        produce_experts(shared.pipeline, shared.notes, params, thread - FIRST_PRODUCER, shared.faults);
+        produce_experts(shared.pipeline, shared.infos, params, thread - FIRST_PRODUCER, shared.faults);
         warp_barrier();
     }
     if constexpr (QG_CLUSTER > 1) meet_cluster();

@@ -24,7 +24,7 @@ struct SharedStorage {
         WarpStaging staging[QG_CONSUMERS / 32];
         TokenLines<IS_LARGEST ? 2 : 1> lines[QG_CONSUMERS / 32];
     };
-    WorkTileNotes notes;
+    WorkTileInfoRing infos;
     u32 last;
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
@@ -34,19 +34,19 @@ QG_DEVICE void consume(SharedStorage& shared, const TmaFp8GemmParams& params, u3
     // The shuffle makes `warp` uniform for the compiler.
     const u32 lane = thread % 32, warp = shfl_idx_u32(thread / 32, 0);
     const GemmParams& p = params.fp8.gemm;
-    const LanePlace place = LanePlace::of(warp, lane);
+    const LaneOffsets place = LaneOffsets::of(warp, lane);
     Position at = {};
-    u32 note = 0;
+    u32 info = 0;
 #pragma unroll 1
-    for (;; note = WorkTileNotes::next(note)) {
+    for (;; info = WorkTileInfoRing::next(info)) {
         Position::wait_full(at, shared.pipeline);
-        const WorkTile first = WorkTileNote::read(shared.notes.note[note]);
-        if (WorkTileNotes::is_end(first)) break;
+        const WorkTile first = WorkTileInfo::read(shared.infos.info[info]);
+        if (WorkTileInfoRing::is_end(first)) break;
         Accumulators sums;
         const u32 token = first_token_of(first);
         multiply_tile(sums, shared.pipeline, at, token < p.shape.m ? p.shape.m - token : 0, first, p, place, lane);
         // Reloaded: accumulators leave no registers for tile info.
-        const WorkTile work = WorkTileNote::read(shared.notes.note[note]);
+        const WorkTile work = WorkTileInfo::read(shared.infos.info[info]);
         constexpr u32 COUNT = sizeof(sums) / 4, FEATURES = PARTS * PART_N;
         scale_tokens(sums, TokenFactors::load(params.fp8, first_token_of(work) + place.token));
         if (work.peers > 1 && !add_token_row_partials<COUNT>(reinterpret_cast<float*>(&sums), p, work, thread, &shared.last)) continue;
@@ -82,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
         consume(shared, params, thread);
     } else {
         Registers::give();
-        if (thread == FIRST_PRODUCER) produce_x(shared.pipeline, shared.notes, params);
+        if (thread == FIRST_PRODUCER) produce_x(shared.pipeline, shared.infos, params);
         if (thread == FIRST_PRODUCER + 32) produce_w(shared.pipeline, params);
         const u32 warp = shfl_idx_u32((thread - FIRST_PRODUCER) / 32, 0);
         if (HAS_BLOCK_SCALES && warp >= 2 && warp < 2 + SCALE_WARPS) produce_scales(shared.pipeline, params.fp8, warp - 2, thread % 32);

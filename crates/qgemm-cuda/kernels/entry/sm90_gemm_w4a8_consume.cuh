@@ -13,7 +13,7 @@ struct SharedStorage {
     WarpStaging staging[QG_WARPS_N];
     WarpScratch scratch[QG_WARPS_N];
 #if QG_EXPERT_TILES
-    WorkTileNotes notes;
+    WorkTileInfoRing infos;
     u32 faults[8];
 #else
     u32 last;
@@ -31,14 +31,14 @@ QG_DEVICE void consume(SharedStorage& shared, const W4A8Params& params, u32 thre
     Product::give_first_turn(warp);
 #if QG_EXPERT_TILES
 #pragma unroll 1
-    for (u32 note = 0;; note = WorkTileNotes::next(note)) {
+    for (u32 info = 0;; info = WorkTileInfoRing::next(info)) {
         mbarrier_wait(&shared.pipeline.full[at.stage], at.parity);
-        const WorkTile work = WorkTileNote::read(shared.notes.note[note]);
-        if (WorkTileNotes::is_end(work)) break;
+        const WorkTile work = WorkTileInfo::read(shared.infos.info[info]);
+        if (WorkTileInfoRing::is_end(work)) break;
         Accumulators acc;
         multiply_tile(acc, shared.pipeline, at, shared.scratch[warp], params, work, warp, lane);
         // Reloaded: accumulators leave no registers for tile info.
-        const WorkTile stored = WorkTileNote::read(shared.notes.note[note]);
+        const WorkTile stored = WorkTileInfo::read(shared.infos.info[info]);
         store_tile(acc, problem_of(p, stored), stored, shared.staging[warp], warp, lane);
     }
 #else
@@ -70,7 +70,7 @@ QG_DEVICE void multiply(const W4A8Params& params) {
     } else {
         Registers::give();
 #if QG_EXPERT_TILES
-        produce(shared.pipeline, params, thread - FIRST_PRODUCER, shared.notes, shared.faults);
+        produce(shared.pipeline, params, thread - FIRST_PRODUCER, shared.infos, shared.faults);
         warp_barrier();
 #else
         produce(shared.pipeline, params, thread - FIRST_PRODUCER);

@@ -26,7 +26,7 @@ struct SharedStorage {
     u32 last;
 #if QG_EXPERT_TILES
     u32 faults[8];
-    TileNote notes[NOTES];
+    TileInfo infos[INFOS];
 #endif
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
@@ -46,19 +46,19 @@ struct TileSource {
 #if QG_EXPERT_TILES
     // Tile info from the producers.
     // The next tile's info arrives with its first stage.
-    const TileNote* note;
+    const TileInfo* info;
     u32 next_place;
 
     QG_DEVICE TileSource of_cta(const GemmParams&) { return {nullptr, 0}; }
     QG_DEVICE bool next(TileSource& source, SharedStorage& shared, const GemmParams& p, const Position& at, WorkTile& work) {
         mbarrier_wait(&shared.pipeline.full[at.x], at.parity);
-        source.note = &shared.notes[source.next_place];
-        source.next_place = next_note(source.next_place);
-        return TileNote::read(*source.note, p, work);
+        source.info = &shared.infos[source.next_place];
+        source.next_place = next_info(source.next_place);
+        return TileInfo::read(*source.info, p, work);
     }
     QG_DEVICE void store(const TileSource& source, Accumulators& acc, const GemmParams& p, const WorkTile& work, WarpStaging& staging,
                          u32 warp, u32 lane) {
-        store_warpgroup_tile(acc, p, work, staging, warp, lane, *source.note);
+        store_warpgroup_tile(acc, p, work, staging, warp, lane, *source.info);
     }
 #else
     WorkList list;
@@ -139,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     } else {
         Registers::give();
 #if QG_EXPERT_TILES
-        produce(shared.pipeline, params, thread - FIRST_PRODUCER, shared.faults, shared.notes);
+        produce(shared.pipeline, params, thread - FIRST_PRODUCER, shared.faults, shared.infos);
 #else
         produce(shared.pipeline, params, thread - FIRST_PRODUCER);
 #endif

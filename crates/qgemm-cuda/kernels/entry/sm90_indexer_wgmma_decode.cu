@@ -23,7 +23,7 @@ struct SharedStorage {
     alignas(16) u8 heads[QG_GROUPS][COLUMNS * FEATURES];
     float weights[QG_GROUPS][COLUMNS];
     // Visible keys of each query; empty without a query.
-    KeyRange seen[QUERIES];
+    KeyRange visible[QUERIES];
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 
@@ -171,12 +171,12 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 2)
     u32 from = last_key, end = first_key;
 #pragma unroll
     for (u32 i = 0; i < QUERIES; i++) {
-        KeyRange seen = {0, 0};
-        if (i < count) seen = keys_seen(p, launch_sequence, i);
-        if (thread == i) st_shared(&shared.seen[i], seen);
-        if (seen.first >= seen.end) continue;
-        from = least(from, seen.first);
-        if (seen.end > end) end = seen.end;
+        KeyRange visible = {0, 0};
+        if (i < count) visible = visible_range(p, launch_sequence, i);
+        if (thread == i) st_shared(&shared.visible[i], visible);
+        if (visible.first >= visible.end) continue;
+        from = least(from, visible.first);
+        if (visible.end > end) end = visible.end;
     }
     end = least(end, last_key);
     // Round down to a whole tile of the CTA.
@@ -185,7 +185,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 2)
     const u32 behind = from < end ? least(from + (end - from + TILE_KEYS - 1) / TILE_KEYS * TILE_KEYS, last_key) : from;
     for (u32 query = 0; query < count; query++) {
         for (u32 key = first_key + thread; key < last_key; key += QG_THREADS)
-            if (key < from || key >= behind) st_global_u32(scores + (query * p.scores_row + key) * 4, p.not_seen);
+            if (key < from || key >= behind) st_global_u32(scores + (query * p.scores_row + key) * 4, p.masked_score);
     }
     if (from >= end) return;
 
@@ -217,9 +217,9 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 2)
                 const float score = sum_of_lane(of_one, of_other, lane) * scale;
                 const u32 query = one + lane / 2 % 2;
                 if (query > other || query >= count || key >= behind) return;
-                const KeyRange seen = ld_shared(&shared.seen[query]);
-                const bool is_seen = is_there && key >= seen.first && key < seen.end;
-                st_global_u32(scores + (query * p.scores_row + key) * 4, is_seen ? score_bits(score) : p.not_seen);
+                const KeyRange visible = ld_shared(&shared.visible[query]);
+                const bool is_visible = is_there && key >= visible.first && key < visible.end;
+                st_global_u32(scores + (query * p.scores_row + key) * 4, is_visible ? score_bits(score) : p.masked_score);
             };
             float before = 0.0f;
 #pragma unroll

@@ -46,7 +46,7 @@ struct SharedStorage {
     TileScales scales[WARPGROUPS][QG_STAGES];
     float weights[QG_GROUPS][COLUMNS];
     // Visible keys of each query; empty without a query.
-    KeyRange seen[QUERIES];
+    KeyRange visible[QUERIES];
     u64 full[WARPGROUPS][QG_STAGES], empty[WARPGROUPS][QG_STAGES];
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
@@ -206,9 +206,9 @@ QG_DEVICE void consume(SharedStorage& shared, const IndexerParams& p, const Task
                 const TileScales& scales = shared.scales[ring][stage];
                 const float score = sum_of_lane(of_one, of_two, lane) * (ld_shared(&scales.scale[row]) * row_factor(lane));
                 const u32 query = one + lane / 2 % 2, key = task.from + (tile * WARPGROUPS + ring) * TILE_KEYS + row;
-                const KeyRange seen = ld_shared(&shared.seen[query > two ? two : query]);
-                const bool is_seen = ld_shared(&scales.is_there) && key >= seen.first && key < seen.end;
-                const u32 bits = is_seen ? score_bits(score) : p.not_seen;
+                const KeyRange visible = ld_shared(&shared.visible[query > two ? two : query]);
+                const bool is_visible = ld_shared(&scales.is_there) && key >= visible.first && key < visible.end;
+                const u32 bits = is_visible ? score_bits(score) : p.masked_score;
                 if (query <= two && query < task.count && key < task.end) st_global_u32(task.scores + (query * p.scores_row + key) * 4, bits);
             };
             if constexpr (COLUMN_QUERIES == 2)
@@ -262,12 +262,12 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 2)
     u32 from = last_key, end = first_key;
 #pragma unroll
     for (u32 i = 0; i < QUERIES; i++) {
-        KeyRange seen = {0, 0};
-        if (i < count) seen = keys_seen(p, launch_sequence, i);
-        if (thread == i) st_shared(&shared.seen[i], seen);
-        if (seen.first >= seen.end) continue;
-        from = least(from, seen.first);
-        if (seen.end > end) end = seen.end;
+        KeyRange visible = {0, 0};
+        if (i < count) visible = visible_range(p, launch_sequence, i);
+        if (thread == i) st_shared(&shared.visible[i], visible);
+        if (visible.first >= visible.end) continue;
+        from = least(from, visible.first);
+        if (visible.end > end) end = visible.end;
     }
     end = least(end, last_key);
     // Round down to a whole tile of the CTA.
@@ -282,7 +282,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 2)
     u8* const scores = reinterpret_cast<u8*>(p.scores) + launch_query * p.scores_row * 4;
     for (u32 query = 0; query < count; query++) {
         for (u32 key = first_key + thread; key < last_key; key += CONSUMERS)
-            if (key < from || key >= behind) st_global_u32(scores + (query * p.scores_row + key) * 4, p.not_seen);
+            if (key < from || key >= behind) st_global_u32(scores + (query * p.scores_row + key) * 4, p.masked_score);
     }
     if (tiles == 0) return;
     heads.store(shared);

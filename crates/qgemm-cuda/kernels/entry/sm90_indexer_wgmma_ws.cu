@@ -54,14 +54,14 @@ struct alignas(16) StageQuery {
 struct alignas(16) StoredKey {
     u32 column;
     float scale;
-    u32 seen_as;
+    u32 visible_as;
 
     // For a column of scores.
     QG_DEVICE StoredKey at(const IndexerParams& p, u32 sequence, u32 column) {
         StoredKey stored = {column, 0.0f, ~0u};
         if (column >= p.columns) return stored;
-        const KeyPlace place = place_of_key(p, sequence_index(p, sequence), column * p.key_step);
-        if (place.is_there) stored.scale = bits_to_f32(word_at(p.k_scales, place.scale)), stored.seen_as = column * p.key_step;
+        const KeyAddress place = address_of_key(p, sequence_index(p, sequence), column * p.key_step);
+        if (place.is_there) stored.scale = bits_to_f32(word_at(p.k_scales, place.scale)), stored.visible_as = column * p.key_step;
         return stored;
     }
 };
@@ -186,16 +186,16 @@ QG_DEVICE void produce_weights(SharedStorage& shared, const IndexerParams& p, co
         if (lane < PART_QUERIES) {
             const u32 query = query_at(shared, part * PART_QUERIES + lane, active);
             const u64 launch_query = place.launch_query + query;
-            StageQuery seen = {ld_shared(&shared.queries.first[query]), ld_shared(&shared.queries.end[query])};
+            StageQuery visible = {ld_shared(&shared.queries.first[query]), ld_shared(&shared.queries.end[query])};
 #if QG_GATHERS
-            seen.least = ld_shared(&shared.least[query]);
-            seen.row = (u32)launch_query + 1;
+            visible.least = ld_shared(&shared.least[query]);
+            visible.row = (u32)launch_query + 1;
             // Padding queries find nothing; their row is the dummy row 0.
-            if (part * PART_QUERIES + lane >= active) seen.end = seen.row = 0;
+            if (part * PART_QUERIES + lane >= active) visible.end = visible.row = 0;
 #else
-            seen.scores = p.scores + launch_query * p.scores_row * 4;
+            visible.scores = p.scores + launch_query * p.scores_row * 4;
 #endif
-            st_shared(&shared.stage_queries[at][part % PARTS * PART_QUERIES + lane], seen);
+            st_shared(&shared.stage_queries[at][part % PARTS * PART_QUERIES + lane], visible);
         }
         mbarrier_arrive(&shared.full[at]);
     }
@@ -203,8 +203,8 @@ QG_DEVICE void produce_weights(SharedStorage& shared, const IndexerParams& p, co
 
 // Loads row 0 or 1 of a lane's key fragments.
 QG_DEVICE void load_row(LaneKeys& keys, const IndexerParams& p, u32 sequence, u32 column, u32 row, u32 lane) {
-    KeyPlace place = {0, 0, false};
-    if (column < p.columns) place = place_of_key(p, sequence_index(p, sequence), column * p.key_step);
+    KeyAddress place = {0, 0, false};
+    if (column < p.columns) place = address_of_key(p, sequence_index(p, sequence), column * p.key_step);
     const u8* from = reinterpret_cast<const u8*>(p.k) + place.row;
 #pragma unroll
     for (u32 step = 0; step < STEPS; step++) {
@@ -238,9 +238,9 @@ QG_DEVICE void store_scores(SharedStorage& shared, const IndexerParams& p, u32 s
     const StoredKey& of_key = shared.keys[thread];
 #if QG_GATHERS
     const float score = sum * ld_shared(&of_key.scale);
-    const u32 seen_as = ld_shared(&of_key.seen_as);
+    const u32 visible_as = ld_shared(&of_key.visible_as);
     // Non-short-circuit `&`: branches would diverge the warp.
-    const bool is_found = (seen_as >= ld_shared(&of_query.first)) & (seen_as < ld_shared(&of_query.end)) & is_reached(ld_shared(&of_query.least), score);
+    const bool is_found = (visible_as >= ld_shared(&of_query.first)) & (visible_as < ld_shared(&of_query.end)) & is_reached(ld_shared(&of_query.least), score);
     const u32 lanes = ballot(is_found);
     u8* const to = found_score(p, found + popc(lanes & ((1u << lane) - 1)));
     if (is_found) st_global_u32(to, f32_to_bits(score));
@@ -254,8 +254,8 @@ QG_DEVICE void store_scores(SharedStorage& shared, const IndexerParams& p, u32 s
     const StageQuery query = ld_shared(&of_query);
     const StoredKey key = ld_shared(&of_key);
     const float score = sum * key.scale;
-    const bool is_seen = key.seen_as >= query.first && key.seen_as < query.end;
-    const u32 bits = is_seen ? score_bits(score) : p.not_seen;
+    const bool is_visible = key.visible_as >= query.first && key.visible_as < query.end;
+    const u32 bits = is_visible ? score_bits(score) : p.masked_score;
     if (own < left && key.column < p.columns)
         st_global_u32(reinterpret_cast<u8*>(query.scores) + (u64)key.column * 4, bits);
 #endif
@@ -347,7 +347,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
     const Place place = Place::of(p);
 #if QG_GATHERS
     // The barriers in `note_queries` publish this.
-    if (thread < place.count) st_shared(&shared.least[thread], QueryNote::of(p, place.launch_query + thread).least);
+    if (thread < place.count) st_shared(&shared.least[thread], QueryState::of(p, place.launch_query + thread).least);
 #endif
     const u32 active = note_queries<QG_GATHERS>(p, shared.queries, place.sequence, place.first_query, place.count, place.key, KEYS, QG_THREADS);
     // The shuffle makes the role warp-uniform for the

@@ -26,8 +26,8 @@ QG_DEVICE void store_matmul_tile(const Accumulators& acc, const MatmulParams& p,
 #pragma unroll
             for (u32 pair = 0; pair < TILE_SUMS / 2; pair++)
                 st_shared(reinterpret_cast<f32x2*>(
-                              &staging.acc[LanePlaces::tile_row(pair, lane) * MatmulStaging::PITCH +
-                                           LanePlaces::columns_after(j, pair) + LanePlaces::first_column(lane)]),
+                              &staging.acc[LaneCoordinates::tile_row(pair, lane) * MatmulStaging::PITCH +
+                                           LaneCoordinates::columns_after(j, pair) + LaneCoordinates::first_column(lane)]),
                           f32x2{acc.value[i][j][pair * 2], acc.value[i][j][pair * 2 + 1]});
         warp_barrier();
 #pragma unroll
@@ -40,7 +40,7 @@ QG_DEVICE void store_matmul_tile(const Accumulators& acc, const MatmulParams& p,
                     ld_shared(reinterpret_cast<const f32x4*>(&staging.acc[row * MatmulStaging::PITCH + run * RUN + e]));
                 v[e] = four.x, v[e + 1] = four.y, v[e + 2] = four.z, v[e + 3] = four.w;
             }
-            store_matmul_run(p, t.product, LanePlaces::row_from(first_row, i, row), first_column + run * RUN, v);
+            store_matmul_run(p, t.product, LaneCoordinates::row_from(first_row, i, row), first_column + run * RUN, v);
         }
     }
 }

@@ -560,7 +560,7 @@ struct IndexerParams {
     u64 k_row;  // Stride between keys.
     u64 k_scale_page;  // Stride between pages of scales.
     u64 scores_row;  // Stride between the scores or records of queries.
-    u64 notes;  // Notes of queries with gathered keys; 0 without gathering.
+    u64 query_states;  // States of queries with gathered keys; 0 without gathering.
     u64 found;  // Scores of gathered keys.
     u64 found_header;  // Header for all queries with gathered keys.
     u32 first_query;  // First query of this launch.
@@ -578,7 +578,7 @@ struct IndexerParams {
     u32 chosen;  // Keys to choose (top-k).
     u32 q_aligned;  // Whether queries are loaded by 16-byte vectors.
     u32 k_aligned;  // Whether keys are loaded by 16-byte vectors.
-    u32 not_seen;  // Bits of a masked key's score.
+    u32 masked_score;  // Bits of a masked key's score.
     u32 key_step;  // Distance between scored keys.
     u32 columns;  // Number of scored keys.
     u32 spare_chunks;  // Spare score chunks for warps that gather more keys than expected.
@@ -601,7 +601,7 @@ static_assert(QG_OFFSET_OF(IndexerParams, k_page) == 112, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, k_row) == 120, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, k_scale_page) == 128, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, scores_row) == 136, "layout");
-static_assert(QG_OFFSET_OF(IndexerParams, notes) == 144, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, query_states) == 144, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, found) == 152, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, found_header) == 160, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, first_query) == 168, "layout");
@@ -619,7 +619,7 @@ static_assert(QG_OFFSET_OF(IndexerParams, table_width) == 212, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, chosen) == 216, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, q_aligned) == 220, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, k_aligned) == 224, "layout");
-static_assert(QG_OFFSET_OF(IndexerParams, not_seen) == 228, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, masked_score) == 228, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, key_step) == 232, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, columns) == 236, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, spare_chunks) == 240, "layout");

@@ -41,11 +41,11 @@ QG_DEVICE u32 e4m3_operand(u32 codes) {
 }
 
 // f16 pair of signed bytes FIRST and FIRST + 1.
-// `turned` holds the bytes with flipped sign bits.
+// `flipped` holds the bytes with flipped sign bits.
 // 1024 + 128 + code is exact in f16.
 template <u32 FIRST>
-QG_DEVICE u32 signed_bytes_f16(u32 turned) {
-    return sub_f16x2(prmt(turned, 0x64646464u, FIRST == 0 ? 0x4140 : 0x4342), 0x64806480u);
+QG_DEVICE u32 signed_bytes_f16(u32 flipped) {
+    return sub_f16x2(prmt(flipped, 0x64646464u, FIRST == 0 ? 0x4140 : 0x4342), 0x64806480u);
 }
 
 // Four f16 pairs: nibble i of both halves of a word, minus 8.
@@ -144,9 +144,9 @@ struct CodeRows {
         if constexpr (QG_KV == KV_Q4_0) {
             nibbles_f16(pairs, both);
         } else {
-            const u32 turned = both ^ 0x80808080u;
-            pairs[0] = sub_f16x2(prmt(turned, 0x64646464u, 0x4240), 0x64806480u);
-            pairs[1] = sub_f16x2(prmt(turned, 0x64646464u, 0x4341), 0x64806480u);
+            const u32 flipped = both ^ 0x80808080u;
+            pairs[0] = sub_f16x2(prmt(flipped, 0x64646464u, 0x4240), 0x64806480u);
+            pairs[1] = sub_f16x2(prmt(flipped, 0x64646464u, 0x4341), 0x64806480u);
         }
     }
     // Softmax weights of two keys times the scales of their

@@ -237,7 +237,7 @@ struct TileRing {
         wide_scales = HAS_SCALES && ((p.at.k_scales | p.at.v_scales) % SCALES_ALIGNED == 0 && strides % QG_QK == 0);
         has_runs = wide && (wide_scales || !HAS_SCALES) && (p.shape.table_width == 0 || (p.at.page_shift < 32 && p.shape.page_size >= RUN));
         has_pages = has_runs && p.shape.table_width != 0;
-        const u32 only_page = p.shape.table_width == 0 ? place_of_key(p, s, 0).page : 0;
+        const u32 only_page = p.shape.table_width == 0 ? address_of_key(p, s, 0).page : 0;
 #pragma unroll
         for (u32 run = 0; run < RUNS; run++) next_pages[run] = only_page;
     }
@@ -319,9 +319,9 @@ struct TileRing {
 
     // Position of a key; absent if the
     // key is outside the warp's range.
-    __device__ __forceinline__ KeyPlace place_of(u32 key) {
+    __device__ __forceinline__ KeyAddress place_of(u32 key) {
         if (key < keys.first || key >= keys.end) return {0, 0, false};
-        return place_of_key(p, s, key);
+        return address_of_key(p, s, key);
     }
 
     template <bool OF_VALUES>
@@ -357,7 +357,7 @@ struct TileRing {
         const bool is_present = mask >> lane % TILE & 1u;
         u64 element = 0;
         if (is_present) {
-            const KeyPlace at = place_of_key(p, s, tile + lane % TILE);
+            const KeyAddress at = address_of_key(p, s, tile + lane % TILE);
             element = rows.element_of(at.page, at.row);
         }
         rows.copy_some(element, mask, wide, lane, to);

@@ -10,7 +10,7 @@
 
 // Work index of a CTA. It depends on no earlier launch,
 // so the divisions run before griddepcontrol_wait.
-struct WorkPlace {
+struct WorkIndex {
     u32 sequence, kv_head, row_cta, part;
     // Query heads per KV head; rows iterate over them,
     // then over queries. Then the first row, and the
@@ -19,8 +19,8 @@ struct WorkPlace {
 
     // CTAs that follow one another take adjacent
     // KV heads, which are adjacent in memory.
-    QG_DEVICE WorkPlace of(const KernelParams& p, u32 cta) {
-        WorkPlace place;
+    QG_DEVICE WorkIndex of(const KernelParams& p, u32 cta) {
+        WorkIndex place;
         place.row_cta = cta % p.at.row_ctas;
         cta /= p.at.row_ctas;
         const u32 cta_heads = p.shape.kv_heads / KV_HEADS;
@@ -37,12 +37,12 @@ struct WorkPlace {
 };
 
 struct Work {
-    WorkPlace place;
+    WorkIndex place;
     Sequence s;
     // Keys that some row attends to.
     KeyRange visible;
 
-    QG_DEVICE Work of(const KernelParams& p, const WorkPlace& place, const Sequence& s) {
+    QG_DEVICE Work of(const KernelParams& p, const WorkIndex& place, const Sequence& s) {
         Work work = {place, s, {}};
         if (work.has_rows()) work.visible = visible_keys_of(p, work.s, place.first_query, work.last_query());
         return work;
@@ -52,7 +52,7 @@ struct Work {
     QG_DEVICE bool depends_on_operands(const KernelParams& p) {
         return p.shape.flags & (QG_FLAG_Q_OFFSETS | QG_FLAG_KV_OFFSETS | QG_FLAG_KV_LENGTHS);
     }
-    QG_DEVICE Work of_shape(const KernelParams& p, const WorkPlace& place) {
+    QG_DEVICE Work of_shape(const KernelParams& p, const WorkIndex& place) {
         return of(p, place, {place.sequence, place.sequence * p.shape.most_queries, p.shape.most_queries, 0, p.shape.most_keys});
     }
 
@@ -93,7 +93,7 @@ struct SavedWork {
 
     QG_DEVICE SavedWork of(const KernelParams& p, const Work& work) {
         const PartRange parts = parts_of(p, work.visible);
-        const WorkPlace& at = work.place;
+        const WorkIndex& at = work.place;
         const u32 tile = (at.sequence * p.shape.kv_heads + at.kv_head) * p.at.row_ctas + at.row_cta;
         return {work.s.token, work.s.queries, work.s.keys, at.kv_head, at.heads, at.first_row, work.last_row() + 1 - at.first_row, at.part,
                 parts.first,  parts.end,      tile,        value_factor(p, at.kv_head)};

@@ -93,13 +93,13 @@ QG_DEVICE KeyRange visible_keys_of(const AttentionParams& p, const Sequence& s, 
 }
 
 // Page and row of a key in the KV cache.
-struct KeyPlace {
+struct KeyAddress {
     u32 page, row;
     // Whether the block table has a valid page for the key.
     bool is_present;
 };
 
-QG_DEVICE KeyPlace place_of_key(const AttentionParams& p, const Sequence& s, u32 key) {
+QG_DEVICE KeyAddress address_of_key(const AttentionParams& p, const Sequence& s, u32 key) {
     if (p.shape.table_width == 0) {
         const bool by_offsets = p.shape.flags & QG_FLAG_KV_OFFSETS;
         return {by_offsets ? 0 : s.index, s.row + key, true};

@@ -13,11 +13,11 @@
 #include "atoms/tma_tensor5.cuh"
 #include "mainloop/tma_pipeline.cuh"
 #include "sched/rows.cuh"
-#include "sched/tile_notes.cuh"
+#include "sched/tile_info.cuh"
 
 #if QG_EXPERT_TILES
 #include "atoms/tma_stream5.cuh"
-#include "sched/settled_experts.cuh"
+#include "sched/early_experts.cuh"
 
 constexpr u32 PRODUCER_WARPS = 4;
 // Rows of a stage that a warp copies, and rows per instruction.
@@ -104,10 +104,10 @@ static_assert(ROWS_AT_ONCE == 4, "every second group of rows has the same swizzl
 // Tiles of one stage each may fill the ring while consumers
 // store the tile before. The producer also writes a slot
 // before the tile's first stage is free.
-constexpr u32 NOTES = QG_X_STAGES + 2;
+constexpr u32 INFOS = QG_X_STAGES + 2;
 
-QG_DEVICE u32 next_note(u32 note) {
-    return note + 1 == NOTES ? 0 : note + 1;
+QG_DEVICE u32 next_info(u32 info) {
+    return info + 1 == INFOS ? 0 : info + 1;
 }
 
 // Whether most experts have a single row tile,
@@ -132,21 +132,21 @@ QG_DEVICE void copy_w(Pipeline& pipeline, const TmaGemmParams& params, const Pro
         cp_async_bulk_tensor_5d(to, &params.w_map, at, full);
 }
 
-// `notes` is null if consumers find their tiles themselves.
+// `infos` is null if consumers find their tiles themselves.
 template <bool GATHERS>
-QG_DEVICE void produce_tiles(Pipeline& pipeline, const TmaGemmParams& params, TileNote* notes, u32 warp, u32 lane) {
+QG_DEVICE void produce_tiles(Pipeline& pipeline, const TmaGemmParams& params, TileInfo* infos, u32 warp, u32 lane) {
     const GemmParams& p = params.gemm;
     const bool leads = warp == 0 && lane == 0;
     ProducerWalk walk = ProducerWalk::start(p);
-    u32 note = 0;
+    u32 info = 0;
     bool is_first = true;
     while (ProducerWalk::next_tile(walk, p)) {
         // The first copy of W starts before the row lookup, because no
         // other copy is in flight yet.
         if (is_first && leads) copy_w(pipeline, params, walk, 0);
         const GemmParams own = problem_of(p, walk.work);
-        if (notes != nullptr && warp == 0) TileNote::write(notes[note], own, walk.work, lane);
-        note = next_note(note);
+        if (infos != nullptr && warp == 0) TileInfo::write(infos[info], own, walk.work, lane);
+        info = next_info(info);
         GatheredRows rows;
         if constexpr (GATHERS) GatheredRows::find(rows, own, warp, lane);
         // The previous launch writes X.
@@ -182,11 +182,11 @@ QG_DEVICE void produce_tiles(Pipeline& pipeline, const TmaGemmParams& params, Ti
             Position::next_run(walk.at);
         }
     }
-    if (notes == nullptr) return;
+    if (infos == nullptr) return;
     // An empty stage marks the end.
     ProducerWalk::wait_empty(walk, pipeline);
     u64* full = &pipeline.full[walk.at.x];
-    if (warp == 0) TileNote::write_end(notes[note], lane);
+    if (warp == 0) TileInfo::write_end(infos[info], lane);
     if (leads) mbarrier_arrive_expect_tx(full, 0);
     if constexpr (GATHERS) cp_async_mbarrier_arrive(full);
 }
@@ -194,20 +194,20 @@ QG_DEVICE void produce_tiles(Pipeline& pipeline, const TmaGemmParams& params, Ti
 // Work of the producer warpgroup; `thread` is its thread index.
 // The last CTA has the fewest tiles. It then validates the
 // index, with `words` in shared memory.
-QG_DEVICE void produce(Pipeline& pipeline, const TmaGemmParams& params, u32 thread, u32* words, TileNote* notes = nullptr) {
+QG_DEVICE void produce(Pipeline& pipeline, const TmaGemmParams& params, u32 thread, u32* words, TileInfo* infos = nullptr) {
     constexpr u32 THREADS = PRODUCER_WARPS * 32, BARRIER = 4;
     // The previous launch may write the index, which selects W.
     // If the index is ready before launch, L1 may still be stale.
-    if (params.gemm.shape.flags & SETTLED_INDEX)
+    if (params.gemm.shape.flags & INDEX_READY)
         fence_gpu();
     else
         griddepcontrol_wait();
     // The shuffle makes the ring position uniform for the compiler.
     const u32 warp = shfl_idx_u32(thread / 32, 0);
     if (params.gemm.groups.list != 0)
-        produce_tiles<true>(pipeline, params, notes, warp, thread % 32);
+        produce_tiles<true>(pipeline, params, infos, warp, thread % 32);
     else
-        produce_tiles<false>(pipeline, params, notes, warp, thread % 32);
+        produce_tiles<false>(pipeline, params, infos, warp, thread % 32);
     // A CTA without tiles has not waited yet.
     griddepcontrol_wait();
     if (cta_index().x + 1 == grid_ctas().x)

@@ -28,7 +28,7 @@ QG_DEVICE u32 sequence_index(const IndexerParams& p, u32 sequence) {
 }
 
 // Visible keys of query `i` of a sequence.
-QG_DEVICE KeyRange keys_seen(const IndexerParams& p, u32 sequence, u32 i) {
+QG_DEVICE KeyRange visible_range(const IndexerParams& p, u32 sequence, u32 i) {
     if (p.lengths) {
         const u32 length = least(word_at(p.lengths, sequence_index(p, sequence)), p.most_keys);
         const u32 end = length + i + 1;
@@ -41,14 +41,14 @@ QG_DEVICE KeyRange keys_seen(const IndexerParams& p, u32 sequence, u32 i) {
 }
 
 // Offsets of a key's row and scale, in elements.
-struct KeyPlace {
+struct KeyAddress {
     u64 row, scale;
     // Whether the block table has a valid page for the key.
     bool is_there;
 };
 
 // `sequence` counts among all sequences; `key` is below `most_keys`.
-QG_DEVICE KeyPlace place_of_key(const IndexerParams& p, u32 sequence, u32 key) {
+QG_DEVICE KeyAddress address_of_key(const IndexerParams& p, u32 sequence, u32 key) {
     if (!p.lengths) return {key * p.k_row, key, true};
     const u32 place = key / p.page_size, row = key - place * p.page_size;
     const u32 page = word_at(p.block_table, (u64)sequence * p.table_width + place);

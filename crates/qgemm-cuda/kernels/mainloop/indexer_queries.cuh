@@ -5,7 +5,7 @@
 #include "atoms/bits.cuh"
 #include "atoms/sync.cuh"
 #include "atoms/warp.cuh"
-#include "mainloop/indexer_notes.cuh"
+#include "mainloop/indexer_records.cuh"
 
 template <u32 MOST>
 struct SeenQueries {
@@ -25,14 +25,14 @@ template <bool GATHERS = false, u32 MOST>
 QG_DEVICE u32 note_queries(const IndexerParams& p, SeenQueries<MOST>& all, u32 sequence, u32 first, u32 count, u32 key, u32 keys,
                            u32 threads) {
     const u32 thread = thread_index(), first_key = key * p.key_step, end_key = (key + keys) * p.key_step;
-    const auto sees_some = [&](const KeyRange& seen) { return seen.first < seen.end && seen.first < end_key && seen.end > first_key; };
+    const auto sees_some = [&](const KeyRange& visible) { return visible.first < visible.end && visible.first < end_key && visible.end > first_key; };
     bool sees_any = false;
     if (thread < count) {
-        KeyRange seen = keys_seen(p, sequence, first + thread);
-        if (!GATHERS && p.notes != 0 && QueryNote::of(p, (u64)sequence * p.sequence_queries + first + thread).is_served) seen = {~0u, 0};
-        st_shared(&all.first[thread], seen.first);
-        st_shared(&all.end[thread], seen.end);
-        sees_any = sees_some(seen);
+        KeyRange visible = visible_range(p, sequence, first + thread);
+        if (!GATHERS && p.query_states != 0 && QueryState::of(p, (u64)sequence * p.sequence_queries + first + thread).is_served) visible = {~0u, 0};
+        st_shared(&all.first[thread], visible.first);
+        st_shared(&all.end[thread], visible.end);
+        sees_any = sees_some(visible);
     }
     const u32 mask = ballot(sees_any);
     if (thread % 32 == 0 && thread < MOST) st_shared(&all.counts[thread / 32], popc(mask));
@@ -47,11 +47,11 @@ QG_DEVICE u32 note_queries(const IndexerParams& p, SeenQueries<MOST>& all, u32 s
     if (sees_any) st_shared(&all.seeing[before], thread);
     // Usually all queries are active.
     for (u32 query = !GATHERS && total < count ? 0 : count; query < count; query++) {
-        const KeyRange seen = {ld_shared(&all.first[query]), ld_shared(&all.end[query])};
-        if (sees_some(seen) || seen.first == ~0u) continue;
+        const KeyRange visible = {ld_shared(&all.first[query]), ld_shared(&all.end[query])};
+        if (sees_some(visible) || visible.first == ~0u) continue;
         const u64 row = ((u64)sequence * p.sequence_queries + first + query) * p.scores_row;
         for (u32 i = key + thread; i < least(key + keys, p.columns); i += threads)
-            st_global_u32(reinterpret_cast<u8*>(p.scores) + (row + i) * 4, p.not_seen);
+            st_global_u32(reinterpret_cast<u8*>(p.scores) + (row + i) * 4, p.masked_score);
     }
     cta_barrier();
     return total;

@@ -17,7 +17,7 @@ struct Accumulators {
 };
 
 // Rows and columns of a lane's accumulator pairs.
-struct LanePlaces {
+struct LaneCoordinates {
 #if QG_VARIANT >= 75
     // Position = lane offset + tile offset:
     // first_row + rows_below(row tile i, pair), first_column +

@@ -12,19 +12,19 @@ struct LaneScales {
     float a[M_TILES][2], b[N_TILES][COLUMNS];
 
     QG_DEVICE void load(LaneScales& s, const MatmulParams& p, const MatmulTile& t, u32 block, u32 warp, u32 lane) {
-        const u32 row = t.row + warp / QG_WARPS_N * WARP_M + LanePlaces::first_row(lane);
-        const u32 column = t.column + warp % QG_WARPS_N * WARP_N + LanePlaces::first_column(lane);
+        const u32 row = t.row + warp / QG_WARPS_N * WARP_M + LaneCoordinates::first_row(lane);
+        const u32 column = t.column + warp % QG_WARPS_N * WARP_N + LaneCoordinates::first_column(lane);
         const u8 *of_a = block_scales(p.at.a_scale, t), *of_b = block_scales(p.at.b_scale, t);
 #pragma unroll
         for (u32 i = 0; i < M_TILES; i++)
 #pragma unroll
             for (u32 half = 0; half < 2; half++)
-                s.a[i][half] = one(of_a, p.scales.a_row, row + LanePlaces::rows_below(i, half), p.shape.m, block);
+                s.a[i][half] = one(of_a, p.scales.a_row, row + LaneCoordinates::rows_below(i, half), p.shape.m, block);
 #pragma unroll
         for (u32 j = 0; j < N_TILES; j++)
 #pragma unroll
             for (u32 e = 0; e < COLUMNS; e++)
-                s.b[j][e] = one(of_b, p.scales.b_row, column + LanePlaces::columns_after(j, e / 2 * 2) + e % 2, p.shape.n, block);
+                s.b[j][e] = one(of_b, p.scales.b_row, column + LaneCoordinates::columns_after(j, e / 2 * 2) + e % 2, p.shape.n, block);
     }
 
     // 0 for rows and columns outside D.

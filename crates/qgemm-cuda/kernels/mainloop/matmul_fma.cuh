@@ -17,7 +17,7 @@ static_assert(THREADS_ACROSS * THREADS_ACROSS == QG_THREADS, "threads share the 
 constexpr u32 FOURS = THREADS_ACROSS * FOUR;
 
 // Rows keep their order.
-struct RowPlaces {
+struct RowOffsets {
     QG_DEVICE constexpr u32 of(u32 row) {
         return row;
     }
@@ -29,7 +29,7 @@ struct RowPlaces {
 
 // A thread stores eight consecutive columns together.
 // Their halves are FOURS apart in the tile.
-struct ColumnPlaces {
+struct ColumnOffsets {
     QG_DEVICE constexpr u32 of(u32 column) {
         const u32 in_both = column % (2 * FOURS);
         return column - in_both + in_both % 8 / 4 * FOURS + in_both / 8 * 4 + in_both % 4;
@@ -44,29 +44,29 @@ struct ColumnPlaces {
 // by the padding, and by a rotation of each group of four.
 // The rotation advances by one every eight k (by two
 // for 16-k tiles).
-template <u32 TILE, bool TURNS, class Places>
+template <u32 TILE, bool ROTATES, class Places>
 struct FmaTile {
     static constexpr u32 OUTER = TILE, PITCH = TILE + 4, BYTES = QG_TILE_K * PITCH * 4;
     // Rotated position of value `i` of a group of four at `k`.
-    QG_DEVICE constexpr u32 turned(u32 i, u32 k) {
+    QG_DEVICE constexpr u32 rotated(u32 i, u32 k) {
         return (i + k / 8 * (32 / QG_TILE_K)) % FOUR;
     }
     // Byte offset of (outer, k).
     QG_DEVICE constexpr u32 at(u32 outer, u32 k) {
         const u32 place = Places::of(outer);
-        return (k * PITCH + place - place % FOUR + (TURNS ? turned(place % FOUR, k) : place % FOUR)) * 4;
+        return (k * PITCH + place - place % FOUR + (ROTATES ? rotated(place % FOUR, k) : place % FOUR)) * 4;
     }
     // Loads the group of four at `place`.
     QG_DEVICE void load_four(float* to, const u8* tile, u32 place, u32 k) {
         const f32x4 v = ld_shared(reinterpret_cast<const f32x4*>(tile + (k * PITCH + place) * 4));
         const float four[FOUR] = {v.x, v.y, v.z, v.w};
 #pragma unroll
-        for (u32 i = 0; i < FOUR; i++) to[i] = four[TURNS ? turned(i, k) : i];
+        for (u32 i = 0; i < FOUR; i++) to[i] = four[ROTATES ? rotated(i, k) : i];
     }
 };
 
-using TileA = FmaTile<QG_TILE_M, QG_A_ALONG_K, RowPlaces>;
-using TileB = FmaTile<QG_TILE_N, QG_B_ALONG_K, ColumnPlaces>;
+using TileA = FmaTile<QG_TILE_M, QG_A_ALONG_K, RowOffsets>;
+using TileB = FmaTile<QG_TILE_N, QG_B_ALONG_K, ColumnOffsets>;
 
 struct FmaStage {
     alignas(16) u8 a[TileA::BYTES];  // [k][row]

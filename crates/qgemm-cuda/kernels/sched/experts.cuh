@@ -156,11 +156,11 @@ struct OwnRows {
 
 // Row tiles run along the grid's y axis and, past its limit, z.
 // The last CTA has no row tile and checks for faults.
-struct CtaPlace {
+struct CtaTile {
     u32 place;
     bool is_last;
 
-    QG_DEVICE CtaPlace of_grid() {
+    QG_DEVICE CtaTile of_grid() {
         const u32 place = cta_index().y + cta_index().z * grid_ctas().y;
         return {place, place + 1 == grid_ctas().y * grid_ctas().z};
     }
@@ -176,7 +176,7 @@ struct CtaPlace {
     GemmParams p = given;                                                                                \
     OwnRows own;                                                                                         \
     {                                                                                                    \
-        const CtaPlace at = CtaPlace::of_grid();                                                         \
+        const CtaTile at = CtaTile::of_grid();                                                         \
         if (at.is_last) {                                                                                \
             u32* words = reinterpret_cast<u32*>(dynamic_shared());                                       \
             if (cta_index().x == 0) store_faults<QG_THREADS>(p.groups, words, thread_index(), [] { cta_barrier(); }); \

@@ -137,7 +137,7 @@ fn check(key: Sha256Hash, artifact: &Artifact) -> Half {
 
 /// Location of a bundle's bytes.
 #[derive(Clone, Copy, Debug)]
-enum Place {
+enum Location {
     /// File at the bundle's path.
     File,
     /// Embedded in the program.
@@ -148,7 +148,7 @@ enum Place {
 #[derive(Debug)]
 pub struct Bundle {
     path: PathBuf,
-    place: Place,
+    place: Location,
     target: Target,
     nvrtc: String,
     /// Dictionary. Empty if the kernels have none.
@@ -177,7 +177,7 @@ impl Bundle {
         let io = |error| BundleError::Io { path: path.to_path_buf(), error };
         let file = File::open(path).map_err(io)?;
         let len = file.metadata().map_err(io)?.len();
-        Self::index(path, Place::File, file, len)
+        Self::index(path, Location::File, file, len)
     }
 
     /// Embedded bundles of the feature `embed-kernels`. None without it.
@@ -190,11 +190,11 @@ impl Bundle {
 
     /// Bundle in the bytes `bytes`, called `name` in messages.
     fn of_program(name: &str, bytes: &'static [u8]) -> Result<Self, BundleError> {
-        Self::index(Path::new(&format!("embedded {name}")), Place::Program(bytes), bytes, bytes.len() as u64)
+        Self::index(Path::new(&format!("embedded {name}")), Location::Program(bytes), bytes, bytes.len() as u64)
     }
 
     /// Reads the index of a bundle. `contents` yields its `file_len` bytes.
-    fn index(path: &Path, place: Place, mut contents: impl Read, file_len: u64) -> Result<Self, BundleError> {
+    fn index(path: &Path, place: Location, mut contents: impl Read, file_len: u64) -> Result<Self, BundleError> {
         let io = |error| BundleError::Io { path: path.to_path_buf(), error };
         let damaged = |what: &str| BundleError::Damaged { path: path.to_path_buf(), what: what.into() };
         let mut prefix = [0u8; PREFIX_BYTES];
@@ -225,7 +225,7 @@ impl Bundle {
         Ok(bundle)
     }
 
-    fn parse(path: &Path, place: Place, header: &[u8]) -> Option<(Sha256Hash, Self)> {
+    fn parse(path: &Path, place: Location, header: &[u8]) -> Option<(Sha256Hash, Self)> {
         let frames = (PREFIX_BYTES + header.len() + 32) as u64;
         let mut reader = Reader(header);
         let sources = reader.hash()?;
@@ -345,12 +345,12 @@ impl Bundle {
     fn stored_bytes(&self, frame: &Frame) -> io::Result<Vec<u8>> {
         let mut stored = Vec::new();
         match self.place {
-            Place::File => {
+            Location::File => {
                 let mut file = File::open(&self.path)?;
                 file.seek(SeekFrom::Start(frame.offset))?;
                 file.take(frame.stored).read_to_end(&mut stored)?;
             }
-            Place::Program(bytes) => {
+            Location::Program(bytes) => {
                 let from = usize::try_from(frame.offset).unwrap_or(usize::MAX).min(bytes.len());
                 bytes[from..].take(frame.stored).read_to_end(&mut stored)?;
             }

@@ -11,7 +11,7 @@ use qgemm_hal::{
     Geometry, HalError, KernelId, LaunchSequence, Operand, Operands, Spec, Unsupported, Variant,
 };
 
-use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
+use super::kernel_launch::{Addresses, KernelLaunch, MakeKernel, Params, load};
 use super::launch_params::LaunchParams;
 use super::prelude::Prelude;
 use crate::source;
@@ -118,7 +118,7 @@ struct ConvertParams {
 }
 
 impl Params for ConvertParams {
-    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+    fn with(&self, operands: &Operands<'_>, at: &Addresses<'_>) -> Result<LaunchParams, HalError> {
         let mut params = *self;
         params.at.x = at.of(operands, ConvertOperand::X)?;
         params.at.order = at.of(operands, ConvertOperand::Order)?;

@@ -12,7 +12,7 @@ use qgemm_hal::{
     Unsupported, Variant,
 };
 
-use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
+use super::kernel_launch::{Addresses, KernelLaunch, MakeKernel, Params, load};
 use super::launch_params::LaunchParams;
 use super::prelude::Prelude;
 use super::quantize::{code_number, factor_number, scale_number};
@@ -87,7 +87,7 @@ struct DequantizeParams {
 }
 
 impl Params for DequantizeParams {
-    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+    fn with(&self, operands: &Operands<'_>, at: &Addresses<'_>) -> Result<LaunchParams, HalError> {
         use DequantizeOperand as O;
         let mut params = *self;
         let pointers = [

@@ -14,7 +14,7 @@ use qgemm_hal::{
     Unsupported, Variant,
 };
 
-use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
+use super::kernel_launch::{Addresses, KernelLaunch, MakeKernel, Params, load};
 use super::launch_params::LaunchParams;
 use super::prelude::Prelude;
 use crate::arch;
@@ -85,7 +85,7 @@ struct GatherRowsParams {
 const _: () = assert!(size_of::<GatherRowsShape>().is_multiple_of(8), "pointers follow without a gap");
 
 impl Params for GatherRowsParams {
-    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+    fn with(&self, operands: &Operands<'_>, at: &Addresses<'_>) -> Result<LaunchParams, HalError> {
         use GatherRowsOperand as O;
         let mut params = *self;
         params.at.w = at.of(operands, O::W)?;

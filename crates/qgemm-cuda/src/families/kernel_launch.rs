@@ -51,7 +51,7 @@ pub(super) fn unknown_family(kernel: &KernelId, info: &DeviceInfo) -> HalError {
 pub(super) trait Params: Send + Sync + fmt::Debug {
     /// The parameter with the operands' addresses, and
     /// tensor maps of X if used.
-    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError>;
+    fn with(&self, operands: &Operands<'_>, at: &Addresses<'_>) -> Result<LaunchParams, HalError>;
 
     /// Whether the parameter supports portions. The grid stays the same,
     /// and CTAs beyond the portion exit.
@@ -61,14 +61,14 @@ pub(super) trait Params: Send + Sync + fmt::Debug {
 }
 
 /// Resolves addresses and tensor maps, for a GPU or the emulator.
-pub struct Places<'a> {
+pub struct Addresses<'a> {
     /// Address of a view; the text names it in errors.
     pub address: &'a dyn Fn(BufferRef<'_>, &'static str) -> Result<u64, HalError>,
     /// Encodes a tensor map.
     pub encode: &'a dyn Fn(&TileMap) -> Result<EncodedMap, HalError>,
 }
 
-impl Places<'_> {
+impl Addresses<'_> {
     /// Address of an operand; 0 when absent.
     pub(super) fn of(&self, operands: &Operands<'_>, operand: impl Operand) -> Result<u64, HalError> {
         operands.get(operand).map_or(Ok(0), |view| (self.address)(view, operand.name()))
@@ -84,7 +84,7 @@ impl KernelLaunch {
     ///
     /// # Errors
     /// Errors of `at`.
-    pub fn params(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+    pub fn params(&self, operands: &Operands<'_>, at: &Addresses<'_>) -> Result<LaunchParams, HalError> {
         self.params.with(operands, at)
     }
 
@@ -128,7 +128,7 @@ impl Kernel for CudaKernel {
     }
 
     fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
-        let places = Places {
+        let places = Addresses {
             address: &|view, what| device_address(self.device, view, what),
             encode: &|map| tensor_map::encode(self.device, map),
         };

@@ -7,13 +7,13 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_formats::DType;
 use qgemm_hal::abi::{self, AttentionPointers, AttentionShape, KvAppendPointers, dtype_code};
 use qgemm_hal::{
-    CheckedKvAppend, Device, DeviceInfo, Families, Family, Geometry, HalError, KernelId, KvAppendConfig,
-    KvAppendLaunch, KvAppendOperand, KvAppendSpec, KvAppendStep, KvFormat, KvPlaces, LaunchSequence, Operand, Operands,
+    CheckedKvAppend, Device, DeviceInfo, Families, Family, Geometry, HalError, KernelId, KvAddressing, KvAppendConfig,
+    KvAppendLaunch, KvAppendOperand, KvAppendSpec, KvAppendStep, KvFormat, LaunchSequence, Operand, Operands,
     Operation, Paging, QueryLengths, RotaryAngles, RotaryPairs, Spec, Unsupported, Variant,
 };
 
 use super::attention::params::{AttentionParams, kv_code};
-use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
+use super::kernel_launch::{Addresses, KernelLaunch, MakeKernel, Params, load};
 use super::launch_params::LaunchParams;
 use super::prelude::Prelude;
 use crate::source;
@@ -86,7 +86,7 @@ struct KvAppendParams {
 }
 
 impl Params for KvAppendParams {
-    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+    fn with(&self, operands: &Operands<'_>, at: &Addresses<'_>) -> Result<LaunchParams, HalError> {
         use KvAppendOperand as O;
         let mut params = *self;
         let (attention, own) = (&mut params.attention.at, &mut params.at);
@@ -143,8 +143,8 @@ fn params(op: &CheckedKvAppend, cut: Cut) -> KvAppendParams {
     let Paging { pages, page_size, width } = addressing.paging();
     let flags = [
         (abi::FLAG_Q_OFFSETS, matches!(addressing.queries, QueryLengths::Offsets { .. })),
-        (abi::FLAG_KV_OFFSETS, matches!(addressing.places, KvPlaces::Offsets { .. })),
-        (abi::FLAG_KV_LENGTHS, width > 0 || matches!(addressing.places, KvPlaces::Pages { lengths: true, .. })),
+        (abi::FLAG_KV_OFFSETS, matches!(addressing.places, KvAddressing::Offsets { .. })),
+        (abi::FLAG_KV_LENGTHS, width > 0 || matches!(addressing.places, KvAddressing::Pages { lengths: true, .. })),
         (abi::FLAG_Q_ALIGNED, op.q.aligned),
         (abi::FLAG_KV_ALIGNED, op.k.rows.aligned && op.v.rows.aligned),
     ];

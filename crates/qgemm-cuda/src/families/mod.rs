@@ -25,7 +25,7 @@ use qgemm_formats::Format;
 use qgemm_hal::Variant;
 
 pub use catalog::{CATALOG, CudaOperation};
-pub use kernel_launch::{KernelLaunch, MakeKernel, Places};
+pub use kernel_launch::{Addresses, KernelLaunch, MakeKernel};
 pub use launch_params::LaunchParams;
 pub use repack::{Repack, RepackLaunch, repack_bandwidth};
 

@@ -10,7 +10,7 @@ use qgemm_hal::{
     Spec, Unsupported, UpdateKind, Variant,
 };
 
-use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
+use super::kernel_launch::{Addresses, KernelLaunch, MakeKernel, Params, load};
 use super::launch_params::LaunchParams;
 use super::prelude::Prelude;
 use crate::source;
@@ -73,7 +73,7 @@ struct OptimizerParams {
 }
 
 impl Params for OptimizerParams {
-    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+    fn with(&self, operands: &Operands<'_>, at: &Addresses<'_>) -> Result<LaunchParams, HalError> {
         use OptimizerOperand as O;
         let mut params = *self;
         let pointers = [

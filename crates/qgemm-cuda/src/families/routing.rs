@@ -13,7 +13,7 @@ use qgemm_hal::{
     Unsupported, Variant, WorkspaceLayout,
 };
 
-use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
+use super::kernel_launch::{Addresses, KernelLaunch, MakeKernel, Params, load};
 use super::launch_params::LaunchParams;
 use super::prelude::Prelude;
 use crate::source;
@@ -192,7 +192,7 @@ struct RoutingParams {
 }
 
 impl Params for RoutingParams {
-    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+    fn with(&self, operands: &Operands<'_>, at: &Addresses<'_>) -> Result<LaunchParams, HalError> {
         use RoutingOperand as O;
         let mut params = *self;
         let pointers = [

@@ -13,7 +13,7 @@ use qgemm_hal::{
     Operands, Operation, Spec, UnpackConfig, UnpackOperand, UnpackPlan, UnpackSpec, Unsupported, Variant,
 };
 
-use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
+use super::kernel_launch::{Addresses, KernelLaunch, MakeKernel, Params, load};
 use super::launch_params::LaunchParams;
 use super::prelude::Prelude;
 use crate::arch;
@@ -100,7 +100,7 @@ struct UnpackParams {
 const _: () = assert!(size_of::<UnpackShape>().is_multiple_of(8), "pointers follow without a gap");
 
 impl Params for UnpackParams {
-    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+    fn with(&self, operands: &Operands<'_>, at: &Addresses<'_>) -> Result<LaunchParams, HalError> {
         use UnpackOperand as O;
         let mut params = *self;
         params.at.w = at.of(operands, O::W)?;

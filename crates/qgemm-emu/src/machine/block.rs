@@ -10,7 +10,7 @@ use corosensei::{Coroutine, Yielder};
 use super::async_copy::AsyncCopies;
 use super::clock::{Clocks, Knowledge};
 use super::collective::Warp;
-use super::delivery::OnTheirWay;
+use super::delivery::PendingDeliveries;
 use super::launch::Grid;
 use super::mbarrier::Barriers;
 use super::registers::Registers;
@@ -83,7 +83,7 @@ pub(super) struct Block<'a> {
     pub warps: Vec<Warp>,
     pub traces: Vec<WarpTrace>,
     pub barriers_in_memory: Barriers,
-    pub on_their_way: OnTheirWay,
+    pub pending_deliveries: PendingDeliveries,
     pub registers: Registers,
     /// Instructions of each warp.
     pub instructions: Vec<WarpInstructions>,
@@ -123,7 +123,7 @@ impl<'a> Block<'a> {
             warps: (0..threads.div_ceil(32)).map(warp).collect(),
             traces: (0..threads.div_ceil(32)).map(|_| WarpTrace::default()).collect(),
             barriers_in_memory: Barriers::default(),
-            on_their_way: OnTheirWay::default(),
+            pending_deliveries: PendingDeliveries::default(),
             registers: Registers::new(threads),
             instructions: (0..threads.div_ceil(32)).map(|_| WarpInstructions::default()).collect(),
             fault: None,

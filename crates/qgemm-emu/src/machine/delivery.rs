@@ -41,9 +41,9 @@ pub(super) struct BulkCopy {
 
 /// Deliveries in issue order, with thread and source location.
 #[derive(Debug, Default)]
-pub(super) struct OnTheirWay(VecDeque<(usize, Site, Delivery)>);
+pub(super) struct PendingDeliveries(VecDeque<(usize, Site, Delivery)>);
 
-impl OnTheirWay {
+impl PendingDeliveries {
     pub(super) fn push(&mut self, thread: usize, site: Site, delivery: Delivery) {
         self.0.push_back((thread, site, delivery));
     }
@@ -52,7 +52,7 @@ impl OnTheirWay {
 impl Block<'_> {
     /// Completes the oldest delivery, if any.
     pub(super) fn let_something_arrive(&mut self) -> bool {
-        let Some((thread, site, delivery)) = self.on_their_way.0.pop_front() else { return false };
+        let Some((thread, site, delivery)) = self.pending_deliveries.0.pop_front() else { return false };
         self.current = thread;
         let arrived = match &delivery {
             Delivery::Tensor(copy) => self.deliver_tile(copy),
@@ -84,7 +84,7 @@ impl Block<'_> {
         self.grid.shared.take_off(offset, bytes);
         let waited = self.threads[self.current].waited;
         let copy = BulkCopy { to: offset, from, bytes, barrier, waited };
-        self.on_their_way.push(self.current, site, Delivery::Bulk(copy));
+        self.pending_deliveries.push(self.current, site, Delivery::Bulk(copy));
         Ok(())
     }
 
@@ -114,7 +114,7 @@ impl Block<'_> {
     pub(super) fn arrive_with_copies(&mut self, barrier: usize, site: Site) -> Result<(), Refused> {
         let barrier = self.barrier_at(barrier)?;
         let copies = self.threads[self.current].copies.take_all();
-        self.on_their_way.push(self.current, site, Delivery::Copies(copies, barrier));
+        self.pending_deliveries.push(self.current, site, Delivery::Copies(copies, barrier));
         Ok(())
     }
 

@@ -152,7 +152,7 @@ impl Block<'_> {
         self.grid.shared.take_off(offset, bytes);
         let (thread, waited) = (self.current, self.threads[self.current].waited);
         let copy = TensorCopy { map, at, to: offset, barrier, thread, waited };
-        self.on_their_way.push(thread, site, Delivery::Tensor(copy));
+        self.pending_deliveries.push(thread, site, Delivery::Tensor(copy));
         Ok(())
     }
 

@@ -43,7 +43,7 @@ pub(super) struct EightBitSettings {
     /// Rows and columns per FP8 scale.
     block: Result<Option<Vec<usize>>, FormatError>,
     /// Whether FP8 scales must be powers of two.
-    power_scales: Result<bool, FormatError>,
+    ue8m0_scales: Result<bool, FormatError>,
     /// X format of FP8 layers, as stated.
     stated_x: Option<XFormat>,
 }
@@ -51,7 +51,7 @@ pub(super) struct EightBitSettings {
 impl EightBitSettings {
     /// Reads the settings of one layer.
     pub fn of(layer: &LayerSettings<'_>) -> Self {
-        Self { block: layer.weight_block_size(), power_scales: layer.has_power_scales(), stated_x: layer.stated_x() }
+        Self { block: layer.weight_block_size(), ue8m0_scales: layer.has_ue8m0_scales(), stated_x: layer.stated_x() }
     }
 }
 
@@ -71,7 +71,7 @@ pub(super) struct EightBitLayer {
     /// Rows per block scale. 1 without blocks.
     scale_rows: usize,
     /// Whether scales must be powers of two.
-    power_scales: bool,
+    ue8m0_scales: bool,
     /// X format, as stated by the settings.
     stated_x: Option<XFormat>,
 }
@@ -132,8 +132,8 @@ impl EightBitLayer {
                 }
             }
         }
-        let power_scales = match by_block {
-            Some([_, by_power]) => std::ptr::eq(format, by_power) || config.power_scales.clone()?,
+        let ue8m0_scales = match by_block {
+            Some([_, by_power]) => std::ptr::eq(format, by_power) || config.ue8m0_scales.clone()?,
             None => false,
         };
         let stated_x = by_block.and(config.stated_x);
@@ -141,7 +141,7 @@ impl EightBitLayer {
         let zeros = zero_point.filter(|zero_point| zero_point.bytes.iter().any(|&byte| byte != 0));
         let zeros = zeros.map(|zero_point| zero_codes(&zero_point, &weight, n)).transpose()?;
         let format = Format::new(if zeros.is_some() { &INT8_G128 } else { format });
-        Ok(Self { n, k, weight: weight.bytes, scale, format, flip, zeros, scale_rows, power_scales, stated_x })
+        Ok(Self { n, k, weight: weight.bytes, scale, format, flip, zeros, scale_rows, ue8m0_scales, stated_x })
     }
 
     /// Blocks of integer groups with group scale 1 and the
@@ -273,8 +273,8 @@ impl Layer for EightBitLayer {
     }
 
     fn weight(&self, _index: usize) -> Result<HostWeight, FormatError> {
-        if let Some(scale) = self.scale.as_ref().filter(|_| self.power_scales) {
-            Scales::of(scale)?.check_powers()?;
+        if let Some(scale) = self.scale.as_ref().filter(|_| self.ue8m0_scales) {
+            Scales::of(scale)?.check_ue8m0()?;
         }
         if let Some(zeros) = &self.zeros {
             let blocks = self.grouped_blocks(zeros)?;

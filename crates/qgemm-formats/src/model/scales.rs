@@ -66,7 +66,7 @@ impl<'a> Scales<'a> {
     ///
     /// # Errors
     /// [`FormatError::ScaleNotPowerOfTwo`] for the first that is not.
-    pub fn check_powers(&self) -> Result<(), FormatError> {
+    pub fn check_ue8m0(&self) -> Result<(), FormatError> {
         if self.dtype.is_none() {
             return Ok(());
         }

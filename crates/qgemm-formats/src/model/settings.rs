@@ -28,12 +28,12 @@ const MOST_PARTS: usize = 4;
 /// All settings of a checkpoint.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Settings {
-    places: Vec<Place>,
+    sources: Vec<Source>,
 }
 
 /// One set of settings.
 #[derive(Clone, Debug)]
-struct Place {
+struct Source {
     /// File, and path within it.
     name: String,
     values: Json,
@@ -53,11 +53,11 @@ impl Settings {
             if !value.is_object() {
                 return Err(bad(format!("expected a JSON object, got {value}")));
             }
-            let before = settings.places.len();
+            let before = settings.sources.len();
             settings.collect(file, "", &value, 0).map_err(bad)?;
             // The top level of a `config.json` has unrelated keys called `version` or `bits`.
             let is_config = ["architectures", "model_type"].iter().any(|key| !value.get(key).is_null());
-            if settings.places.len() == before && !is_config {
+            if settings.sources.len() == before && !is_config {
                 settings.push(file.clone(), value);
             }
         }
@@ -86,18 +86,18 @@ impl Settings {
 
     fn push(&mut self, name: String, values: Json) {
         let overrides = Overrides::of(&values);
-        self.places.push(Place { name: printable(&name), values, overrides });
+        self.sources.push(Source { name: printable(&name), values, overrides });
     }
 
     /// Settings of each source.
-    pub fn places(&self) -> impl Iterator<Item = &Json> {
-        self.places.iter().map(|place| &place.values)
+    pub fn sources(&self) -> impl Iterator<Item = &Json> {
+        self.sources.iter().map(|source| &source.values)
     }
 
     /// Settings of the layer `name`, such as `model.layers.0.mlp.up_proj`.
     pub fn layer(&self, name: &str) -> LayerSettings<'_> {
-        let places = self.places.iter().map(|place| (place, place.overrides.find(name))).collect();
-        LayerSettings { layer: name.to_owned(), places }
+        let sources = self.sources.iter().map(|source| (source, source.overrides.find(name))).collect();
+        LayerSettings { layer: name.to_owned(), sources }
     }
 }
 
@@ -106,7 +106,7 @@ impl Settings {
 pub(super) struct LayerSettings<'a> {
     layer: String,
     /// Sources, each with its own per-layer settings.
-    places: Vec<(&'a Place, Result<Option<&'a Json>, String>)>,
+    sources: Vec<(&'a Source, Result<Option<&'a Json>, String>)>,
 }
 
 impl<'a> LayerSettings<'a> {
@@ -145,16 +145,16 @@ impl<'a> LayerSettings<'a> {
     /// All values of the setting with a key out of `keys`. `null` means not stated.
     fn stated(&self, keys: &[&str]) -> Result<Vec<Stated<'a>>, FormatError> {
         let mut all = Vec::new();
-        for (place, own) in &self.places {
-            let own = own.as_ref().map_err(|why| bad(&self.layer, format!("{}: {why}", place.name)))?;
+        for (source, own) in &self.sources {
+            let own = own.as_ref().map_err(|why| bad(&self.layer, format!("{}: {why}", source.name)))?;
             let of = |values: &'a Json| {
                 keys.iter().filter_map(move |&key| {
                     let (key, value) = values.entries().iter().rev().find(|(name, _)| name == key)?;
-                    (!value.is_null()).then_some(Stated { place: &place.name, key, value })
+                    (!value.is_null()).then_some(Stated { source: &source.name, key, value })
                 })
             };
             let own: Vec<_> = own.iter().flat_map(|&values| of(values)).collect();
-            if own.is_empty() { all.extend(of(&place.values)) } else { all.extend(own) }
+            if own.is_empty() { all.extend(of(&source.values)) } else { all.extend(own) }
         }
         Ok(all)
     }
@@ -200,13 +200,13 @@ impl<'a> LayerSettings<'a> {
 
     /// Whether the settings declare FP8 scales as powers of two,
     /// whatever their element type.
-    pub fn has_power_scales(&self) -> Result<bool, FormatError> {
+    pub fn has_ue8m0_scales(&self) -> Result<bool, FormatError> {
         Ok(self.word(&["scale_fmt"])?.is_some_and(|format| format == "ue8m0"))
     }
 
     /// X format of FP8 layers. `None` also when groups or sources differ.
     pub fn stated_x(&self) -> Option<XFormat> {
-        let mut stated = self.places.iter().filter_map(|(place, _)| x_of_place(&place.values));
+        let mut stated = self.sources.iter().filter_map(|(source, _)| x_of_source(&source.values));
         let first = stated.next()?;
         stated.all(|other| other == first).then_some(first)?
     }
@@ -214,20 +214,20 @@ impl<'a> LayerSettings<'a> {
 
 /// Setting and its source.
 struct Stated<'a> {
-    place: &'a str,
+    source: &'a str,
     key: &'a str,
     value: &'a Json,
 }
 
 impl std::fmt::Display for Stated<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}: `{}` is {}", self.place, self.key, self.value)
+        write!(f, "{}: `{}` is {}", self.source, self.key, self.value)
     }
 }
 
 /// X format of FP8 layers in one source. Outer `None`: not stated.
 /// Inner `None`: not supported.
-fn x_of_place(settings: &Json) -> Option<Option<XFormat>> {
+fn x_of_source(settings: &Json) -> Option<Option<XFormat>> {
     if let Some(scheme) = settings.get("activation_scheme").word() {
         // Block scales of W imply 1×128 scales of X; otherwise X has one scale per token.
         let dynamic = if settings.get("weight_block_size").is_null() { XFormat::E4M3Token } else { XFormat::E4M3Block };

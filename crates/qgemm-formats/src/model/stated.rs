@@ -41,12 +41,12 @@ struct Promise {
 impl<'a> Stated<'a> {
     /// Scans the settings.
     pub fn of(settings: &'a Settings) -> Self {
-        let lists = settings.places().flat_map(|place| UNQUANTIZED.iter().map(|list| place.get(list)));
+        let lists = settings.sources().flat_map(|source| UNQUANTIZED.iter().map(|list| source.get(list)));
         Self {
             settings,
             unquantized: lists.flat_map(patterns).collect(),
-            promises: settings.places().flat_map(promises).collect(),
-            groups: settings.places().flat_map(groups).collect(),
+            promises: settings.sources().flat_map(promises).collect(),
+            groups: settings.sources().flat_map(groups).collect(),
         }
     }
 
@@ -93,7 +93,7 @@ impl<'a> Stated<'a> {
 
     /// Setting `name` of the first source that has it.
     fn first(&self, name: &str) -> &'a Json {
-        self.settings.places().map(|place| place.get(name)).find(|value| !value.is_null()).unwrap_or(&Json::Null)
+        self.settings.sources().map(|source| source.get(name)).find(|value| !value.is_null()).unwrap_or(&Json::Null)
     }
 
     /// Bits per weight of `module`, by its compressed-tensors group.
@@ -108,33 +108,33 @@ fn is_one_of(list: &[Pattern], module: &str) -> bool {
     list.is_empty() || list.iter().any(|pattern| pattern.matches(module))
 }
 
-fn groups(place: &Json) -> Vec<Group> {
+fn groups(source: &Json) -> Vec<Group> {
     let group = |(name, group): &(String, Json)| Group {
         name: format!("`{name}` of `config_groups`"),
         targets: patterns(group.get("targets")).collect(),
         bits: group.get("weights").get("num_bits").integer().and_then(|bits| u64::try_from(bits).ok()),
         is_float: group.get("weights").get("type").word().as_deref() == Some("float"),
     };
-    place.get("config_groups").entries().iter().map(group).collect()
+    source.get("config_groups").entries().iter().map(group).collect()
 }
 
 /// Promised scales of one source.
-fn promises(place: &Json) -> Vec<Promise> {
+fn promises(source: &Json) -> Vec<Promise> {
     let of_all = |by: String| Promise { by, modules: Vec::new() };
     let mut found = Vec::new();
-    let block = place.get("weight_block_size");
+    let block = source.get("weight_block_size");
     if !block.is_null() {
         found.push(of_all(format!("`weight_block_size` {block}")));
     }
-    if !place.get("config_groups").is_null() {
+    if !source.get("config_groups").is_null() {
         found.push(of_all("`config_groups`".into()));
     }
-    let method = place.get("quant_method").word().unwrap_or_default();
+    let method = source.get("quant_method").word().unwrap_or_default();
     if ["fp8", "fbgemm_fp8", "quark", "compressed-tensors"].contains(&method.as_str()) {
         found.push(of_all(format!("`quant_method` {method}")));
     }
-    if let Some(algorithm) = place.get("quant_algo").text() {
-        match place.get("quantized_layers") {
+    if let Some(algorithm) = source.get("quant_algo").text() {
+        match source.get("quantized_layers") {
             // An empty object has no layers, unlike an empty list, which means all.
             Json::Object(layers) if layers.is_empty() => {}
             Json::Object(layers) => found.push(Promise {

@@ -183,7 +183,7 @@ fn stacks_that_are_stored_the_other_way_are_refused() {
         .add("e.up_weight_scale", Dtype::F8_E4M3, &[experts, k / 16, n], vec![1; experts * k / 16 * n])
         .add_f32("e.up_weight_scale_2", &[], &[1.0]);
     for checkpoint in [fp8, nvfp4] {
-        let error = checkpoint.open(None).stacked_weight("e.up", 0).expect_err("turned");
+        let error = checkpoint.open(None).stacked_weight("e.up", 0).expect_err("transposed");
         let text = error.to_string();
         assert!(matches!(error, FormatError::UnsupportedFile { .. }) && text.contains("[E, K, N]"), "{text}");
     }

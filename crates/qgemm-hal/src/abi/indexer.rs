@@ -43,8 +43,8 @@ abi_struct! {
         pub k_scale_page: u64,
         /// Stride between the scores or records of queries.
         pub scores_row: u64,
-        /// Notes of queries with gathered keys; 0 without gathering.
-        pub notes: u64,
+        /// States of queries with gathered keys; 0 without gathering.
+        pub query_states: u64,
         /// Scores of gathered keys.
         pub found: u64,
         /// Header for all queries with gathered keys.
@@ -80,7 +80,7 @@ abi_struct! {
         /// Whether keys are loaded by 16-byte vectors.
         pub k_aligned: u32,
         /// Bits of a masked key's score.
-        pub not_seen: u32,
+        pub masked_score: u32,
         /// Distance between scored keys.
         pub key_step: u32,
         /// Number of scored keys.

@@ -198,7 +198,7 @@ pub enum QueryLengths {
 /// Addressing of keys of each sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum KvPlaces {
+pub enum KvAddressing {
     /// Ranges between consecutive offsets.
     Offsets {
         /// Total rows.
@@ -295,7 +295,7 @@ pub struct Addressing {
     /// Maximum keys of a sequence.
     pub most_keys: usize,
     /// Addressing of keys.
-    pub places: KvPlaces,
+    pub places: KvAddressing,
 }
 
 impl Addressing {
@@ -309,9 +309,9 @@ impl Addressing {
     /// Page geometry for finding keys.
     pub fn paging(&self) -> Paging {
         match self.places {
-            KvPlaces::Offsets { rows } => Paging { pages: 1, page_size: rows, width: 0 },
-            KvPlaces::Pages { capacity, .. } => Paging { pages: self.sequences, page_size: capacity, width: 0 },
-            KvPlaces::Table { pages, page_size, width } => Paging { pages, page_size, width },
+            KvAddressing::Offsets { rows } => Paging { pages: 1, page_size: rows, width: 0 },
+            KvAddressing::Pages { capacity, .. } => Paging { pages: self.sequences, page_size: capacity, width: 0 },
+            KvAddressing::Table { pages, page_size, width } => Paging { pages, page_size, width },
         }
     }
 }
@@ -346,7 +346,7 @@ pub struct CheckedAttention {
     /// Maximum keys of a sequence.
     pub most_keys: usize,
     /// Addressing of keys.
-    pub places: KvPlaces,
+    pub places: KvAddressing,
     /// Query heads.
     pub heads: usize,
     /// KV heads; a divisor of `heads`.
@@ -563,10 +563,10 @@ impl CheckedAttention {
 
     /// Average number of visible keys, for full-length sequences
     /// and a mask with all bits set.
-    fn keys_seen(&self) -> f64 {
+    fn mean_visible_keys(&self) -> f64 {
         let (keys, queries) = (self.most_keys as f64, self.most_queries() as f64);
-        let seen = if self.causal { (keys - queries.min(keys) / 2.0).max(keys / 2.0) } else { keys };
-        self.window.map_or(seen, |window| seen.min(window as f64))
+        let visible = if self.causal { (keys - queries.min(keys) / 2.0).max(keys / 2.0) } else { keys };
+        self.window.map_or(visible, |window| visible.min(window as f64))
     }
 
     /// Workspace bytes of the counters and of `parts` partial
@@ -614,7 +614,7 @@ impl Operation for CheckedAttention {
     fn operands(&self) -> Vec<AttentionOperand> {
         use AttentionOperand as O;
         let factors = self.kv.has_factors();
-        let has_table = matches!(self.places, KvPlaces::Table { .. });
+        let has_table = matches!(self.places, KvAddressing::Table { .. });
         let optional = [
             (true, O::Q),
             (true, O::K),
@@ -624,8 +624,8 @@ impl Operation for CheckedAttention {
             (self.kv.has_scales(), O::KScales),
             (self.kv.has_scales(), O::VScales),
             (matches!(self.queries, QueryLengths::Offsets { .. }), O::QOffsets),
-            (matches!(self.places, KvPlaces::Offsets { .. }), O::KvOffsets),
-            (has_table || matches!(self.places, KvPlaces::Pages { lengths: true, .. }), O::KvLengths),
+            (matches!(self.places, KvAddressing::Offsets { .. }), O::KvOffsets),
+            (has_table || matches!(self.places, KvAddressing::Pages { lengths: true, .. }), O::KvLengths),
             (has_table, O::BlockTable),
             (self.mask.is_some(), O::Mask),
             (true, O::D),
@@ -643,7 +643,7 @@ impl Operation for CheckedAttention {
             None => self.most_keys as f64,
         };
         let keys = match self.places {
-            KvPlaces::Offsets { rows } => (rows as f64).min(keys * self.sequences as f64),
+            KvAddressing::Offsets { rows } => (rows as f64).min(keys * self.sequences as f64),
             _ => keys * self.sequences as f64,
         };
         let kv = keys * self.kv_heads as f64 * dims * self.kv.mean_bytes();
@@ -652,7 +652,7 @@ impl Operation for CheckedAttention {
     }
 
     fn macs(&self) -> f64 {
-        (self.tokens * self.heads) as f64 * self.keys_seen() * (self.qk_dim + self.v_dim) as f64
+        (self.tokens * self.heads) as f64 * self.mean_visible_keys() * (self.qk_dim + self.v_dim) as f64
     }
 
     fn describe(&self) -> String {

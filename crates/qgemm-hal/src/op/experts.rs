@@ -217,7 +217,7 @@ pub struct CheckedExperts {
     /// Whether the index is ready before launch: kernels may
     /// then read it, and prefetch weights by it, before earlier
     /// work of the stream is done.
-    pub settled_index: bool,
+    pub index_ready: bool,
 }
 
 impl CheckedExperts {
@@ -343,7 +343,7 @@ pub struct ExpertsConfig {
     /// Whether the next launch starts only after all work
     /// before this product is done, so that it can
     /// prefetch what that work wrote.
-    pub settles: bool,
+    pub prefetches_early: bool,
 }
 
 impl ExpertsConfig {
@@ -511,6 +511,6 @@ impl Operation for CheckedExperts {
 
     fn noop_config(&self) -> Result<ExpertsConfig, Unsupported> {
         let tile = self.each.noop_config()?;
-        Ok(ExpertsConfig { tile, grouped: false, scratch_bytes: 0, settles: false })
+        Ok(ExpertsConfig { tile, grouped: false, scratch_bytes: 0, prefetches_early: false })
     }
 }

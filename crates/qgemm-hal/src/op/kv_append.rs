@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use qgemm_formats::DType;
 
-use super::attention::{Addressing, HeadRows, KvFormat, KvPlaces, KvRows, QueryLengths};
+use super::attention::{Addressing, HeadRows, KvAddressing, KvFormat, KvRows, QueryLengths};
 use super::{Operation, memory_bound, operands};
 use crate::error::Unsupported;
 use crate::kernel_id::{KernelId, Spec, spec};
@@ -256,7 +256,7 @@ impl Operation for CheckedKvAppend {
         use KvAppendOperand as O;
         let factors = self.kv.has_factors();
         let Addressing { queries, places, .. } = self.addressing;
-        let has_table = matches!(places, KvPlaces::Table { .. });
+        let has_table = matches!(places, KvAddressing::Table { .. });
         let has_tables = matches!(self.angles(), Some(RotaryAngles::Tables { .. }));
         let optional = [
             (self.heads > 0, O::Q),
@@ -269,8 +269,8 @@ impl Operation for CheckedKvAppend {
             (self.kv.has_scales(), O::KScales),
             (self.kv.has_scales(), O::VScales),
             (matches!(queries, QueryLengths::Offsets { .. }), O::QOffsets),
-            (matches!(places, KvPlaces::Offsets { .. }), O::KvOffsets),
-            (has_table || matches!(places, KvPlaces::Pages { lengths: true, .. }), O::KvLengths),
+            (matches!(places, KvAddressing::Offsets { .. }), O::KvOffsets),
+            (has_table || matches!(places, KvAddressing::Pages { lengths: true, .. }), O::KvLengths),
             (has_table, O::BlockTable),
             (self.positions, O::Positions),
             (self.angles() == Some(RotaryAngles::Frequencies), O::Frequencies),
@@ -282,13 +282,13 @@ impl Operation for CheckedKvAppend {
 
     fn traffic(&self) -> f64 {
         let (tokens, width) = (self.addressing.tokens as f64, self.dtype.bytes() as f64);
-        let turned = if self.rotary.is_some() { 2.0 * (self.heads * self.qk_dim) as f64 * width } else { 0.0 };
+        let rotated = if self.rotary.is_some() { 2.0 * (self.heads * self.qk_dim) as f64 * width } else { 0.0 };
         let appended = (self.kv_heads * (self.qk_dim + self.v_dim)) as f64;
         let tables = match self.rotary {
             Some(CheckedRotary { dim, angles: RotaryAngles::Tables { .. }, .. }) => dim as f64 * 4.0,
             _ => 0.0,
         };
-        tokens * (turned + appended * (width + self.kv.mean_bytes()) + tables)
+        tokens * (rotated + appended * (width + self.kv.mean_bytes()) + tables)
     }
 
     fn macs(&self) -> f64 {

@@ -130,7 +130,7 @@ pub struct AddedResidual {
 
 /// Output that overwrites X, with the type and strides of X.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum XPlace {
+pub enum XOverwrite {
     /// None: X does not overlap an output.
     #[default]
     Own,
@@ -184,7 +184,7 @@ pub struct CheckedNorm {
     /// The residual and the sum.
     pub added: Option<AddedResidual>,
     /// Output that overwrites X.
-    pub x_place: XPlace,
+    pub x_overwrite: XOverwrite,
     /// Whether an order maps columns of D to columns of X.
     /// Not with a residual, nor in place.
     pub gathers: bool,
@@ -307,10 +307,10 @@ pub struct NormLaunch {
 impl CheckedNorm {
     /// The operand that holds X.
     pub fn x_operand(&self) -> NormOperand {
-        match self.x_place {
-            XPlace::Own => NormOperand::X,
-            XPlace::D => NormOperand::XAndD,
-            XPlace::Sum => NormOperand::XAndSum,
+        match self.x_overwrite {
+            XOverwrite::Own => NormOperand::X,
+            XOverwrite::D => NormOperand::XAndD,
+            XOverwrite::Sum => NormOperand::XAndSum,
         }
     }
 
@@ -341,7 +341,7 @@ impl CheckedNorm {
     pub fn d_operand(&self) -> NormOperand {
         match self.quantized {
             Some(_) => NormOperand::Codes,
-            None if self.x_place == XPlace::D => NormOperand::XAndD,
+            None if self.x_overwrite == XOverwrite::D => NormOperand::XAndD,
             None => NormOperand::D,
         }
     }
@@ -355,8 +355,8 @@ impl CheckedNorm {
 
     /// The operand that holds the sum, if any.
     pub fn sum_operand(&self) -> Option<NormOperand> {
-        let operand = |added: AddedResidual| match (self.x_place, added.in_place) {
-            (XPlace::Sum, _) => NormOperand::XAndSum,
+        let operand = |added: AddedResidual| match (self.x_overwrite, added.in_place) {
+            (XOverwrite::Sum, _) => NormOperand::XAndSum,
             (_, true) => NormOperand::ResidualAndSum,
             (_, false) => NormOperand::Sum,
         };
@@ -468,19 +468,19 @@ mod tests {
             d: dense,
             quantized: None,
             added: None,
-            x_place: XPlace::Own,
+            x_overwrite: XOverwrite::Own,
             gathers: false,
         };
         assert_eq!(op.operands(), [O::X, O::Gamma, O::D]);
         assert_eq!(op.traffic(), (2 * 3 * 64 * 2 + 64 * 4) as f64);
-        let in_place = CheckedNorm { x_place: XPlace::D, ..op };
+        let in_place = CheckedNorm { x_overwrite: XOverwrite::D, ..op };
         assert_eq!(in_place.operands(), [O::XAndD, O::Gamma]);
         let added = Some(AddedResidual { residual: dense, sum: dense, in_place: true });
         let fused = CheckedNorm { added, ..in_place };
         assert_eq!(fused.operands(), [O::XAndD, O::ResidualAndSum, O::Gamma]);
         let over_x = CheckedNorm {
             added: Some(AddedResidual { residual: dense, sum: dense, in_place: false }),
-            x_place: XPlace::Sum,
+            x_overwrite: XOverwrite::Sum,
             ..op
         };
         assert_eq!(over_x.operands(), [O::XAndSum, O::Residual, O::Gamma, O::D]);

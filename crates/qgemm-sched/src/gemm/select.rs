@@ -213,8 +213,8 @@ impl<'a> Search<'a> {
     ) -> impl Iterator<Item = Self> {
         let plain = op.dequantized().map(|(op, first)| (Cow::Owned(op), Some(First::Dequantize(first))));
         let quantized = op.quantized().map(|(op, first)| (Cow::Owned(op), Some(First::Quantize(first))));
-        let ways = std::iter::once((Cow::Borrowed(op), None)).chain(plain).chain(quantized);
-        ways.map(move |(op, first)| Self { ranked: ranked(&op), op, first, info, prefs, tuned })
+        let variants = std::iter::once((Cow::Borrowed(op), None)).chain(plain).chain(quantized);
+        variants.map(move |(op, first)| Self { ranked: ranked(&op), op, first, info, prefs, tuned })
     }
 
     /// Seconds of the first step for `rows` tokens.

@@ -8,7 +8,7 @@ use qgemm_formats::float8::e4m3_to_f32;
 use qgemm_hal::KvFormat;
 use qgemm_hal::op::attention::{KV_BLOCK, KV_SCALE_BYTES};
 
-use super::case::{AttentionCase, AttentionPlaces, e4m3};
+use super::case::{AttentionCase, AttentionStorage, e4m3};
 
 /// A multiple of the alignment of every device's buffers.
 const GUARD_BYTES: usize = 256;
@@ -151,9 +151,9 @@ pub(super) fn api_queries_of(case: &AttentionCase, sequences: usize) -> Queries 
 /// The keys of a case.
 pub(crate) fn api_keys(case: &AttentionCase) -> Keys {
     match case.places {
-        AttentionPlaces::Each => Keys::each(case.most_keys()),
-        AttentionPlaces::Lengths(spare) => Keys::lengths(case.most_keys() + spare),
-        AttentionPlaces::Offsets => Keys::offsets(case.rows(), case.most_keys()),
-        AttentionPlaces::Paged(size) => Keys::paged(case.pages(), size, case.table_width(size)).most(case.most_keys()),
+        AttentionStorage::Each => Keys::each(case.most_keys()),
+        AttentionStorage::Lengths(spare) => Keys::lengths(case.most_keys() + spare),
+        AttentionStorage::Offsets => Keys::offsets(case.rows(), case.most_keys()),
+        AttentionStorage::Paged(size) => Keys::paged(case.pages(), size, case.table_width(size)).most(case.most_keys()),
     }
 }

@@ -13,7 +13,7 @@ use crate::activations::normal;
 
 /// Storage of K and V.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum AttentionPlaces {
+pub enum AttentionStorage {
     /// Equal numbers of keys.
     Each,
     /// Room for this many keys beyond the longest sequence;
@@ -86,7 +86,7 @@ pub struct AttentionCase {
     /// the first sequence then belongs to none.
     pub ragged: bool,
     /// Storage of K and V.
-    pub places: AttentionPlaces,
+    pub places: AttentionStorage,
     /// Heads of Q, and of K and V.
     pub heads: (usize, usize),
     /// Features of Q and K, and of V.
@@ -131,7 +131,7 @@ impl AttentionCase {
         let (queries, keys) = lengths[0];
         let alike = lengths.iter().all(|&(q, _)| q == queries);
         let places =
-            if lengths.iter().all(|&(_, k)| k == keys) { AttentionPlaces::Each } else { AttentionPlaces::Lengths(3) };
+            if lengths.iter().all(|&(_, k)| k == keys) { AttentionStorage::Each } else { AttentionStorage::Lengths(3) };
         Self {
             lengths: lengths.to_vec(),
             ragged: !alike,
@@ -209,19 +209,19 @@ impl AttentionCase {
     /// Number of rows of head 0 in [`Self::keys`].
     pub(crate) fn rows(&self) -> usize {
         match self.places {
-            AttentionPlaces::Each => self.lengths.len() * self.most_keys(),
-            AttentionPlaces::Lengths(spare) => self.lengths.len() * (self.most_keys() + spare),
-            AttentionPlaces::Offsets => self.lengths.iter().map(|&(_, k)| k).sum::<usize>() + 1,
-            AttentionPlaces::Paged(size) => self.pages() * size,
+            AttentionStorage::Each => self.lengths.len() * self.most_keys(),
+            AttentionStorage::Lengths(spare) => self.lengths.len() * (self.most_keys() + spare),
+            AttentionStorage::Offsets => self.lengths.iter().map(|&(_, k)| k).sum::<usize>() + 1,
+            AttentionStorage::Paged(size) => self.pages() * size,
         }
     }
 
     /// Pages of the cache; 1 without pages.
     pub(crate) fn pages(&self) -> usize {
         match self.places {
-            AttentionPlaces::Each | AttentionPlaces::Lengths(_) => self.lengths.len(),
-            AttentionPlaces::Offsets => 1,
-            AttentionPlaces::Paged(size) => self.lengths.iter().map(|&(_, k)| k.div_ceil(size)).sum::<usize>() + 2,
+            AttentionStorage::Each | AttentionStorage::Lengths(_) => self.lengths.len(),
+            AttentionStorage::Offsets => 1,
+            AttentionStorage::Paged(size) => self.lengths.iter().map(|&(_, k)| k.div_ceil(size)).sum::<usize>() + 2,
         }
     }
 
@@ -251,10 +251,10 @@ impl AttentionCase {
     /// Row of a sequence's key; `None` if its page is invalid.
     pub(crate) fn row(&self, sequence: usize, key: usize, table: &[u32]) -> Option<usize> {
         match self.places {
-            AttentionPlaces::Each => Some(sequence * self.most_keys() + key),
-            AttentionPlaces::Lengths(spare) => Some(sequence * (self.most_keys() + spare) + key),
-            AttentionPlaces::Offsets => Some(self.kv_offsets()[sequence] as usize + key),
-            AttentionPlaces::Paged(size) => {
+            AttentionStorage::Each => Some(sequence * self.most_keys() + key),
+            AttentionStorage::Lengths(spare) => Some(sequence * (self.most_keys() + spare) + key),
+            AttentionStorage::Offsets => Some(self.kv_offsets()[sequence] as usize + key),
+            AttentionStorage::Paged(size) => {
                 let page = table[sequence * self.table_width(size) + key / size] as usize;
                 (page < self.pages()).then_some(page * size + key % size)
             }
@@ -281,7 +281,7 @@ impl AttentionCase {
         let width = self.heads.1 * columns;
         let mut all = vec![f32::NAN; self.rows() * width];
         let table = match self.places {
-            AttentionPlaces::Paged(size) => self.table(size),
+            AttentionStorage::Paged(size) => self.table(size),
             _ => Vec::new(),
         };
         let alike: Vec<f32> = (0..width).map(|_| normal(&mut rng)).collect();
@@ -375,10 +375,10 @@ impl fmt::Display for AttentionCase {
             write!(f, " kv={}", self.kv)?;
         }
         match self.places {
-            AttentionPlaces::Each => {}
-            AttentionPlaces::Lengths(spare) => write!(f, " lengths+{spare}")?,
-            AttentionPlaces::Offsets => f.write_str(" offsets")?,
-            AttentionPlaces::Paged(size) => write!(f, " pages={size}")?,
+            AttentionStorage::Each => {}
+            AttentionStorage::Lengths(spare) => write!(f, " lengths+{spare}")?,
+            AttentionStorage::Offsets => f.write_str(" offsets")?,
+            AttentionStorage::Paged(size) => write!(f, " pages={size}")?,
         }
         if self.values != AttentionValues::Normal {
             write!(f, " {}", self.values.name())?;
@@ -422,7 +422,7 @@ mod tests {
     #[test]
     fn sequences_share_no_pages_and_have_all_of_their_keys() {
         let case = AttentionCase {
-            places: AttentionPlaces::Paged(3),
+            places: AttentionStorage::Paged(3),
             ..AttentionCase::new(&[(1, 7), (2, 3), (0, 0), (1, 1)], (2, 1), 8, DType::F32)
         };
         let table = case.table(3);

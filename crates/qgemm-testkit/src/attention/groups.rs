@@ -3,7 +3,7 @@
 use qgemm_formats::DType;
 use qgemm_hal::{KvFormat, MaskBits};
 
-use super::case::{AttentionCase, AttentionPlaces, AttentionValues};
+use super::case::{AttentionCase, AttentionStorage, AttentionValues};
 use super::mask::{AttentionMask, MaskPattern};
 use crate::suite::{Cases, group};
 
@@ -152,14 +152,14 @@ fn values() -> Vec<AttentionCase> {
 
 fn places() -> Vec<AttentionCase> {
     let mut cases = Vec::new();
-    let pages = [1, 3, 7, 16, 64, 100].map(AttentionPlaces::Paged);
-    let all = [AttentionPlaces::Offsets, AttentionPlaces::Lengths(0), AttentionPlaces::Lengths(9)];
+    let pages = [1, 3, 7, 16, 64, 100].map(AttentionStorage::Paged);
+    let all = [AttentionStorage::Offsets, AttentionStorage::Lengths(0), AttentionStorage::Lengths(9)];
     for (i, places) in all.into_iter().chain(pages).enumerate() {
         for lengths in [&[(1, 130), (1, 0), (1, 17)][..], &[(68, 140), (3, 64), (20, 20)]] {
             let case = AttentionCase::new(lengths, (4, 2), 64, types(i));
             cases.push(AttentionCase { places, ..case.clone() });
             cases.push(AttentionCase { places, ragged: true, kv: KvFormat::Plain(types(i + 1)), ..case.clone() });
-            if matches!(places, AttentionPlaces::Paged(_)) {
+            if matches!(places, AttentionStorage::Paged(_)) {
                 cases.push(AttentionCase { places, values: AttentionValues::BadPages, ..case });
             }
         }
@@ -179,7 +179,7 @@ fn pages() -> Vec<AttentionCase> {
                 if (i + j) % 2 == 0 { &[(40, 150), (70, 70), (0, 9), (20, 275)] } else { &[(65, 310), (65, 40)] };
             let case = AttentionCase::new(lengths, [(2, 1), (3, 3)][i % 2], 8, types((i + j) % 2));
             cases.push(AttentionCase {
-                places: AttentionPlaces::Paged(size),
+                places: AttentionStorage::Paged(size),
                 values,
                 dims: all_dims[(i + 2 * j) % 5],
                 causal: (i + j) % 3 != 0,
@@ -203,7 +203,7 @@ fn layouts() -> Vec<AttentionCase> {
     {
         for (j, lengths) in [&[(1, 75), (1, 20)][..], &[(67, 67), (67, 80)]].into_iter().enumerate() {
             let places =
-                [AttentionPlaces::Paged(10), AttentionPlaces::Lengths(2), AttentionPlaces::Offsets][(i + j) % 3];
+                [AttentionStorage::Paged(10), AttentionStorage::Lengths(2), AttentionStorage::Offsets][(i + j) % 3];
             for (k, dtype) in DType::ALL.into_iter().enumerate() {
                 let case = AttentionCase::new(lengths, (4, 2), 40, dtype);
                 let kv = if k == i % 3 { KvFormat::E4M3 } else { case.kv };
@@ -216,8 +216,12 @@ fn layouts() -> Vec<AttentionCase> {
 
 fn codes() -> Vec<AttentionCase> {
     let mut cases = Vec::new();
-    let all =
-        [AttentionPlaces::Offsets, AttentionPlaces::Lengths(4), AttentionPlaces::Paged(7), AttentionPlaces::Paged(16)];
+    let all = [
+        AttentionStorage::Offsets,
+        AttentionStorage::Lengths(4),
+        AttentionStorage::Paged(7),
+        AttentionStorage::Paged(16),
+    ];
     for (i, places) in all.into_iter().enumerate() {
         for (j, lengths) in [&[(1, 130), (1, 0), (1, 17)][..], &[(21, 70), (3, 64), (5, 5)]].into_iter().enumerate() {
             for (k, kv) in [KvFormat::E4M3, KvFormat::Q8_0, KvFormat::Q4_0].into_iter().enumerate() {
@@ -251,13 +255,13 @@ fn decode() -> Vec<AttentionCase> {
             };
             cases.push(of(&[(1, 1100), (1, 70)], (4, 1), 128));
             cases.push(AttentionCase {
-                places: AttentionPlaces::Paged(16),
+                places: AttentionStorage::Paged(16),
                 values: AttentionValues::BadPages,
                 window: Some(40),
                 ..of(&[(4, 150), (4, 4)], (8, 2), 96)
             });
             cases.push(AttentionCase {
-                places: AttentionPlaces::Offsets,
+                places: AttentionStorage::Offsets,
                 gap: 32,
                 soft_cap: Some(20.0),
                 ..of(&[(8, 130), (2, 65), (1, 0)], (12, 2), 64)
@@ -279,14 +283,14 @@ fn decode() -> Vec<AttentionCase> {
     // heads form pairs.
     let mut lengths = vec![(1, 5); 66];
     lengths[0] = (1, 4200);
-    for (dtype, places) in [(DType::F16, AttentionPlaces::Paged(16)), (DType::BF16, AttentionPlaces::Offsets)] {
+    for (dtype, places) in [(DType::F16, AttentionStorage::Paged(16)), (DType::BF16, AttentionStorage::Offsets)] {
         let case = AttentionCase::new(&lengths, (4, 2), 128, dtype);
         cases.push(AttentionCase { kv: KvFormat::Q4_0, places, ragged: true, ..case });
     }
     // More splits than the combine adds at once.
     for kv in [KvFormat::Plain(DType::F16), KvFormat::Q4_0] {
         let case = AttentionCase::new(&[(2, 17_000), (1, 600)], (2, 1), 64, DType::F16);
-        cases.push(AttentionCase { kv, places: AttentionPlaces::Paged(16), batch_invariant: true, ..case });
+        cases.push(AttentionCase { kv, places: AttentionStorage::Paged(16), batch_invariant: true, ..case });
     }
     numbered(cases)
 }
@@ -298,7 +302,7 @@ fn invariant() -> Vec<AttentionCase> {
             .into_iter()
             .enumerate()
     {
-        for places in [AttentionPlaces::Offsets, AttentionPlaces::Paged(16)] {
+        for places in [AttentionStorage::Offsets, AttentionStorage::Paged(16)] {
             let case = AttentionCase::new(lengths, (4, 2), 64, types(i));
             cases.push(AttentionCase { places, ragged: true, batch_invariant: true, ..case.clone() });
             let plain = KvFormat::Plain(DType::F16);
@@ -328,7 +332,7 @@ fn bits() -> Vec<AttentionCase> {
                     causal: (i + j + k) % 3 == 0,
                     window: ((i + j) % 4 == 3).then_some(50),
                     soft_cap: (i == 2 && k == 0).then_some(20.0),
-                    places: if (j + k) % 3 == 1 { AttentionPlaces::Paged(24) } else { case.places },
+                    places: if (j + k) % 3 == 1 { AttentionStorage::Paged(24) } else { case.places },
                     values: if k == 1 { AttentionValues::NotFinite } else { AttentionValues::Normal },
                     ..case
                 });
@@ -347,7 +351,7 @@ fn bits() -> Vec<AttentionCase> {
         }
     }
     for (i, kv) in [KvFormat::E4M3, KvFormat::Q8_0, KvFormat::Q4_0].into_iter().enumerate() {
-        for (j, places) in [AttentionPlaces::Offsets, AttentionPlaces::Paged(16)].into_iter().enumerate() {
+        for (j, places) in [AttentionStorage::Offsets, AttentionStorage::Paged(16)].into_iter().enumerate() {
             let mask = Some(AttentionMask { bits: rows[(i + j) % 2], pattern: patterns[(i + j) % 4] });
             let case = AttentionCase::new(&[(5, 150), (5, 600)], (8, 2), 64, types(i));
             cases.push(AttentionCase { mask, kv, places, ..case.clone() });
@@ -359,7 +363,7 @@ fn bits() -> Vec<AttentionCase> {
         let case = AttentionCase::new(&lengths, (4, 2), 64, DType::F16);
         cases.push(AttentionCase {
             mask,
-            places: AttentionPlaces::Paged(16),
+            places: AttentionStorage::Paged(16),
             ragged: true,
             batch_invariant: true,
             ..case
@@ -374,7 +378,7 @@ fn every_kernel() -> Vec<AttentionCase> {
         [MaskBits::of_tokens(), MaskBits::shared(), MaskBits::of_tokens().per_head(), MaskBits::shared().per_head()];
     let patterns = [MaskPattern::Tree, MaskPattern::Random, MaskPattern::Documents(130), MaskPattern::Prefix];
     let places =
-        [AttentionPlaces::Each, AttentionPlaces::Paged(16), AttentionPlaces::Offsets, AttentionPlaces::Paged(5)];
+        [AttentionStorage::Each, AttentionStorage::Paged(16), AttentionStorage::Offsets, AttentionStorage::Paged(5)];
     let dims = [(64, 64), (128, 128), (192, 128), (256, 256), (80, 96)];
     let lengths: [&[(usize, usize)]; 3] = [&[(130, 300)], &[(40, 70), (20, 5), (33, 260)], &[(200, 700)]];
     for (i, dims) in dims.into_iter().enumerate() {
@@ -382,7 +386,7 @@ fn every_kernel() -> Vec<AttentionCase> {
             let lengths = lengths[(i + j) % 3];
             // Without lengths or offsets all sequences have the same number
             // of keys.
-            let places = if lengths.len() > 1 && j == 0 { AttentionPlaces::Lengths(3) } else { places };
+            let places = if lengths.len() > 1 && j == 0 { AttentionStorage::Lengths(3) } else { places };
             let bits = AttentionMask { bits: rows[(i + 2 * j) % 4], pattern: patterns[(i + j) % 4] };
             cases.push(AttentionCase {
                 places,
@@ -422,7 +426,7 @@ mod tests {
                 let of = || all.iter().filter(|case| case.dtype == dtype && case.kv == kv);
                 assert!(of().any(|case| case.most_queries() == 1) && of().any(|case| case.most_queries() > 16));
             }
-            assert!(all.iter().any(|case| case.dtype == dtype && matches!(case.places, AttentionPlaces::Paged(_))));
+            assert!(all.iter().any(|case| case.dtype == dtype && matches!(case.places, AttentionStorage::Paged(_))));
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use qgemm_hal::MaskBits;
 
-use super::case::{AttentionCase, AttentionPlaces};
+use super::case::{AttentionCase, AttentionStorage};
 
 /// Pattern of a mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -80,7 +80,7 @@ impl AttentionMask {
     pub(super) fn words(&self, case: &AttentionCase) -> Vec<u32> {
         let heads = if self.bits.is_per_head { case.heads.0 } else { 1 };
         // A row has bits for all allocated keys.
-        let spare = if let AttentionPlaces::Lengths(spare) = case.places { spare } else { 0 };
+        let spare = if let AttentionStorage::Lengths(spare) = case.places { spare } else { 0 };
         let row_words = MaskBits::words(case.most_keys() + spare);
         let offsets = case.q_offsets();
         let rows = if self.bits.is_shared { case.most_queries() } else { case.tokens() };

@@ -12,7 +12,7 @@ use qgemm_api::Context;
 
 pub(crate) use cache::{KvOperand, api_keys, api_queries};
 pub(crate) use case::e4m3;
-pub use case::{AttentionCase, AttentionPlaces, AttentionValues};
+pub use case::{AttentionCase, AttentionStorage, AttentionValues};
 pub use mask::{AttentionMask, MaskPattern};
 pub use run::run as run_attention;
 

@@ -4,7 +4,7 @@ use qgemm_hal::KvFormat;
 use qgemm_hal::op::attention::KV_BLOCK;
 use rayon::prelude::*;
 
-use super::case::{AttentionCase, AttentionPlaces};
+use super::case::{AttentionCase, AttentionStorage};
 
 /// Correct result of a query head.
 #[derive(Clone, Debug)]
@@ -23,7 +23,7 @@ pub(super) struct Row {
 /// All rows, `tokens × heads`; `None` for tokens of no sequence.
 pub(super) fn attend(case: &AttentionCase, q: &[f32], k: &[f32], v: &[f32]) -> Vec<Option<Row>> {
     let table = match case.places {
-        AttentionPlaces::Paged(size) => case.table(size),
+        AttentionStorage::Paged(size) => case.table(size),
         _ => Vec::new(),
     };
     let offsets = case.q_offsets();
@@ -61,14 +61,14 @@ impl Inputs<'_> {
         let q = &self.q[(token * heads + head) * qk..][..qk];
         // End of the causal range. It may be before the first key.
         let end = (keys + query + 1) as i64 - queries as i64;
-        let is_seen = |key: usize| {
+        let is_visible = |key: usize| {
             let key = key as i64;
             (!case.causal || key < end) && case.window.is_none_or(|window| key >= end - window as i64)
         };
         let mut scores: Vec<(f64, usize)> = Vec::new();
         let mut magnitude = 0.0f64;
         let is_set = |key: usize| case.mask.is_none_or(|mask| mask.is_set(case, sequence, query, head, key));
-        for key in (0..keys).filter(|&key| is_seen(key) && is_set(key)) {
+        for key in (0..keys).filter(|&key| is_visible(key) && is_set(key)) {
             let Some(row) = case.row(sequence, key, &self.table) else { continue };
             let k = &self.k[(row * kv_heads + kv_head) * qk..][..qk];
             let product: f64 = q.iter().zip(k).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
@@ -91,10 +91,10 @@ impl Inputs<'_> {
         if most == f64::NEG_INFINITY {
             return out;
         }
-        let total: f64 = scores.iter().map(|(score, _)| (score - most).exp()).sum();
+        let row_sum: f64 = scores.iter().map(|(score, _)| (score - most).exp()).sum();
         let factor = f64::from(self.v_factors[kv_head]);
         for (score, row) in scores {
-            let weight = (score - most).exp() / total * factor;
+            let weight = (score - most).exp() / row_sum * factor;
             let v = &self.v[(row * kv_heads + kv_head) * v_dim..][..v_dim];
             for ((value, energy), v) in out.values.iter_mut().zip(&mut out.energy).zip(v) {
                 let part = weight * f64::from(*v);
@@ -102,7 +102,7 @@ impl Inputs<'_> {
                 *energy += part * part;
             }
         }
-        out.lse = most + total.ln();
+        out.lse = most + row_sum.ln();
         out
     }
 

@@ -4,7 +4,7 @@ use qgemm_api::{Attention, AttentionArgs, AttentionPlan, Buffer, Context, Device
 use qgemm_formats::DType;
 
 use super::cache::{KvOperand, api_keys, api_queries_of};
-use super::case::{AttentionCase, AttentionPlaces};
+use super::case::{AttentionCase, AttentionStorage};
 use super::oracle::{Row, attend};
 use crate::compare::{Mismatch, compare};
 use crate::gemm::Expected;
@@ -16,7 +16,7 @@ use crate::outcome::{Exemption, Failure, Outcome, Verdict};
 const EXEMPTIONS: &[Exemption<AttentionCase>] = &[Exemption {
     device: DeviceKind::Wgpu,
     applies: |case, _| {
-        let is_paged = matches!(case.places, AttentionPlaces::Paged(_));
+        let is_paged = matches!(case.places, AttentionStorage::Paged(_));
         case.mask.is_some() && !case.kv.is_plain() && case.ragged && is_paged
     },
     reason: "wgpu has no storage buffer for a mask beside codes, their scales, offsets of queries and a block table",
@@ -74,7 +74,7 @@ impl Index {
             q_offsets: case.q_offsets(),
             kv_offsets: case.kv_offsets(),
             lengths: case.lengths.iter().map(|&(_, keys)| keys as u32).collect(),
-            table: if let AttentionPlaces::Paged(size) = case.places { case.table(size) } else { Vec::new() },
+            table: if let AttentionStorage::Paged(size) = case.places { case.table(size) } else { Vec::new() },
         }
     }
 
@@ -136,7 +136,7 @@ fn judge(ctx: &Context, case: &AttentionCase, outcome: &mut Outcome) -> Result<(
     .map_err(Failure::of_run)?;
     let described = attention(case, &stored, &index);
     let plans = match case.every_kernel {
-        true => ctx.plan_attention_every_way(&described),
+        true => ctx.plan_attention_candidates(&described),
         false => ctx.plan_attention(&described).map(|plan| vec![plan]),
     };
     let rows = attend(case, &queries, &keys, &values);
@@ -239,7 +239,7 @@ fn run_on(
     let [q_offsets, kv_offsets, lengths] =
         [&index.q_offsets, &index.kv_offsets, &index.lengths].map(|words| ctx.upload(words));
     let (q_offsets, kv_offsets, lengths, table) = (q_offsets?, kv_offsets?, lengths?, ctx.upload(&index.table)?);
-    let paged = matches!(case.places, AttentionPlaces::Paged(_));
+    let paged = matches!(case.places, AttentionStorage::Paged(_));
     let mut args = AttentionArgs::new(
         given.q.slice(stored.q.range())?,
         given.k.slice(stored.k.range.clone())?,
@@ -255,8 +255,8 @@ fn run_on(
         args.v_scales = Some((&given.v_scales).into());
     }
     args.q_offsets = case.ragged.then(|| (&q_offsets).into());
-    args.kv_offsets = (case.places == AttentionPlaces::Offsets).then(|| (&kv_offsets).into());
-    args.kv_lengths = (paged || matches!(case.places, AttentionPlaces::Lengths(_))).then(|| (&lengths).into());
+    args.kv_offsets = (case.places == AttentionStorage::Offsets).then(|| (&kv_offsets).into());
+    args.kv_lengths = (paged || matches!(case.places, AttentionStorage::Lengths(_))).then(|| (&lengths).into());
     args.block_table = paged.then(|| (&table).into());
     args.mask = case.mask.map(|_| (&given.mask).into());
     args.lse = if case.lse { Some(lse.slice_mut(stored.lse.range())?) } else { None };

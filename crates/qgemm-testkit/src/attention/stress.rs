@@ -5,7 +5,7 @@ use qgemm_hal::{KvFormat, MaskBits};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use super::case::{AttentionCase, AttentionPlaces, AttentionValues};
+use super::case::{AttentionCase, AttentionStorage, AttentionValues};
 use super::mask::{AttentionMask, MaskPattern};
 use crate::random::{gap, pick, skewed};
 
@@ -35,10 +35,10 @@ pub(super) fn random_case(seed: u64) -> AttentionCase {
     let places = pick(
         rng,
         &[
-            AttentionPlaces::Lengths(0),
-            AttentionPlaces::Lengths(5),
-            AttentionPlaces::Offsets,
-            AttentionPlaces::Paged(page),
+            AttentionStorage::Lengths(0),
+            AttentionStorage::Lengths(5),
+            AttentionStorage::Offsets,
+            AttentionStorage::Paged(page),
         ],
     );
     let kv = match rng.random_range(0..4) {
@@ -48,7 +48,7 @@ pub(super) fn random_case(seed: u64) -> AttentionCase {
     // Quantized rows have whole blocks.
     let whole = |features: usize| features.next_multiple_of(kv.step());
     let dims = (whole(dims.0), whole(dims.1));
-    let is_paged = matches!(places, AttentionPlaces::Paged(_));
+    let is_paged = matches!(places, AttentionStorage::Paged(_));
     let values = match pick(rng, &AttentionValues::ALL) {
         AttentionValues::BadPages if !is_paged => AttentionValues::Normal,
         // E4M3 has no infinities.
@@ -76,7 +76,7 @@ pub(super) fn random_case(seed: u64) -> AttentionCase {
         soft_cap: rng.random_ratio(1, 4).then_some(20.0),
         lse: rng.random(),
         // Offsets and pages can address a sequence alone.
-        batch_invariant: ragged && (is_paged || places == AttentionPlaces::Offsets) && rng.random_ratio(1, 3),
+        batch_invariant: ragged && (is_paged || places == AttentionStorage::Offsets) && rng.random_ratio(1, 3),
         head_major: is_paged && rng.random(),
         values,
         gap: gap(rng, 20),

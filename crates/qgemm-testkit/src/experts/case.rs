@@ -74,7 +74,7 @@ pub struct ExpertCase {
     /// only.
     pub listed: bool,
     /// Whether the index is declared ready before launch.
-    pub settled: bool,
+    pub ready: bool,
     /// Whether experts share one weight on the device.
     pub shared: bool,
 }
@@ -89,7 +89,7 @@ impl ExpertCase {
             FormCase::Indexed { top_k, .. } => rows * top_k,
         };
         let index = IndexKind::Uniform;
-        Self { each: Case { m, ..each }, experts, form, index, listed: false, settled: false, shared: false }
+        Self { each: Case { m, ..each }, experts, form, index, listed: false, ready: false, shared: false }
     }
 
     /// Rows of X.
@@ -132,8 +132,8 @@ impl fmt::Display for ExpertCase {
             }
         }
         let listed = if self.listed { " listed" } else { "" };
-        let settled = if self.settled { " settled" } else { "" };
+        let ready = if self.ready { " ready" } else { "" };
         let shared = if self.shared { " shared" } else { "" };
-        write!(f, " index={}{listed}{settled}{shared}", self.index.name())
+        write!(f, " index={}{listed}{ready}{shared}", self.index.name())
     }
 }

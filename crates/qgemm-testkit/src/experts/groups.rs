@@ -25,7 +25,7 @@ pub(super) const GROUPS: &[Cases] = &[
     group("experts_faults", "ids, offsets, counts and weights that are wrong", faults),
     group("experts_grouped", "slots that are multiplied expert by expert, by given lists or their own", grouped),
     group("experts_shared", "groups of rows that share a weight: tiles of rows by their lengths", shared),
-    group("experts_every_way", "every kernel and every way to launch it", every_way),
+    group("experts_every_kernel", "every kernel and every way to launch it", all_candidates),
     group("experts_nan_codes", "NaN among the codes and scales of weights", nan_codes),
     group("experts_norm", "X that is normalized first", norm),
     group("experts_x_formats", "activations given in codes and scales, of every format", x_formats),
@@ -143,7 +143,7 @@ fn shared(format: Format) -> Vec<ExpertCase> {
 }
 
 fn faults(format: Format) -> Vec<ExpertCase> {
-    every_form(format, 33, |i, case| ExpertCase { index: IndexKind::Faulty, settled: !i.is_multiple_of(2), ..case })
+    every_form(format, 33, |i, case| ExpertCase { index: IndexKind::Faulty, ready: !i.is_multiple_of(2), ..case })
 }
 
 /// Many slots and few experts, which kernels with large tiles
@@ -165,8 +165,8 @@ fn grouped(format: Format) -> Vec<ExpertCase> {
         let each = Case { epilogue, ..each };
         let form = FormCase::Indexed { top_k: 3, x_per_slot, combined };
         let index = [IndexKind::Skewed, IndexKind::Uniform, IndexKind::Hot, IndexKind::Faulty][i % 4];
-        let settled = i % 3 != 1;
-        ExpertCase { index, listed, settled, ..ExpertCase::new(each, 4, [70, 50, 20][i % 3], form) }
+        let ready = i % 3 != 1;
+        ExpertCase { index, listed, ready, ..ExpertCase::new(each, 4, [70, 50, 20][i % 3], form) }
     };
     let all = [
         (false, false, true),
@@ -183,7 +183,7 @@ fn grouped(format: Format) -> Vec<ExpertCase> {
 /// and partial tiles occur.
 /// Token scales and gated pairs, which may have fast paths. More
 /// experts than a warp examines at once.
-fn every_way(format: Format) -> Vec<ExpertCase> {
+fn all_candidates(format: Format) -> Vec<ExpertCase> {
     let indexed = |x_per_slot, combined| FormCase::Indexed { top_k: 3, x_per_slot, combined };
     let all = [
         (FormCase::Contiguous, 190, DType::F16, IndexKind::Skewed),
@@ -201,8 +201,8 @@ fn every_way(format: Format) -> Vec<ExpertCase> {
         let alpha = if gated { 0.0625 } else { 1.0 };
         let epilogue = Epilogue { alpha, activation, token_scale, ..Epilogue::default() };
         let each = Case { every_configuration: true, gated, epilogue, ..each };
-        let (listed, settled) = (i == 1, i.is_multiple_of(2) || i == 1);
-        ExpertCase { index, listed, settled, ..ExpertCase::new(each, 3, rows, form) }
+        let (listed, ready) = (i == 1, i.is_multiple_of(2) || i == 1);
+        ExpertCase { index, listed, ready, ..ExpertCase::new(each, 3, rows, form) }
     };
     let each = Case {
         x_dtype: DType::F16,

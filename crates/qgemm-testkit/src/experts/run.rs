@@ -93,9 +93,9 @@ fn judge(ctx: &Context, case: &ExpertCase, outcome: &mut Outcome) -> Result<(), 
     }
     // The table shows the config nearest to its limit.
     let mut nearest: Option<Outcome> = None;
-    for launch in Launch::every_way(ctx, case, &experts)? {
-        let way = launch.plan.to_string();
-        judge_launch(&launch, &host, outcome).map_err(|failure| Failure::Of(way, Box::new(failure)))?;
+    for launch in Launch::all_candidates(ctx, case, &experts)? {
+        let plan = launch.plan.to_string();
+        judge_launch(&launch, &host, outcome).map_err(|failure| Failure::Of(plan, Box::new(failure)))?;
         if nearest.as_ref().is_none_or(|nearest| outcome.share_of_limit() > nearest.share_of_limit()) {
             nearest = Some(outcome.clone());
         }
@@ -222,9 +222,9 @@ impl<'a> Launch<'a> {
     }
 
     /// Every candidate of the case.
-    fn every_way(ctx: &'a Context, case: &'a ExpertCase, experts: &'a Experts) -> Result<Vec<Self>, Failure> {
+    fn all_candidates(ctx: &'a Context, case: &'a ExpertCase, experts: &'a Experts) -> Result<Vec<Self>, Failure> {
         let (problem, x, d) = Self::problem(case, experts);
-        let plans = ctx.plan_experts_every_way(&problem).map_err(Failure::of_plan)?;
+        let plans = ctx.plan_experts_candidates(&problem).map_err(Failure::of_plan)?;
         Ok(plans.into_iter().map(|plan| Self { ctx, case, experts, plan, x, d }).collect())
     }
 
@@ -246,7 +246,7 @@ impl<'a> Launch<'a> {
                 if combined { problem.combined() } else { problem }
             }
         };
-        let problem = if case.settled { problem.settled_index() } else { problem };
+        let problem = if case.ready { problem.index_ready() } else { problem };
         (problem.each(|problem| stated(problem, each, &x, &d)), x, d)
     }
 

@@ -44,8 +44,8 @@ pub(super) fn random_case(formats: &[Format], seed: u64) -> ExpertCase {
     };
     let (experts, rows) = (skewed(rng, MAX_EXPERTS), skewed(rng, MAX_ROWS));
     let listed = matches!(form, FormCase::Indexed { .. }) && rng.random();
-    let (index, settled) = (pick(rng, &IndexKind::ALL), rng.random());
-    ExpertCase { index, listed, settled, ..ExpertCase::new(each, experts, rows, form) }
+    let (index, ready) = (pick(rng, &IndexKind::ALL), rng.random());
+    ExpertCase { index, listed, ready, ..ExpertCase::new(each, experts, rows, form) }
 }
 
 #[cfg(test)]

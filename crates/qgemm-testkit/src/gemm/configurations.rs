@@ -10,12 +10,12 @@ use crate::weights::WeightKind;
 
 /// Formats with different code in kernels: minimums, zero points,
 /// a table, FP8 with shared scales, and scales per 16 columns.
-pub(super) const WAYS: [&str; 5] = ["q4_k", "int4_g128", "iq4_nl", "fp8_e4m3_block128", "q6_k"];
+pub(super) const REPRESENTATIVES: [&str; 5] = ["q4_k", "int4_g128", "iq4_nl", "fp8_e4m3_block128", "q6_k"];
 
 /// Cases for tiles of many tokens, which are not chosen for the
 /// other groups' small matrices.
 pub(super) fn configurations(format: Format) -> Vec<Case> {
-    let has_powers = format.float_scales.iter().any(|scale| scale.kind == ScaleType::E8M0);
+    let has_ue8m0_scales = format.float_scales.iter().any(|scale| scale.kind == ScaleType::E8M0);
     // Rings wrap around, and K ends within a stage.
     let block_scaled = with_block_scales_of(format).enumerate().flat_map(|(i, x)| {
         let case = |m, layout, seed| Case {
@@ -29,7 +29,7 @@ pub(super) fn configurations(format: Format) -> Vec<Case> {
         let dense = Case { d_dtype: DType::F16, ..case(150, Layout::default(), 8) };
         [dense.with_x_format(x), case(37, gaps, 9).with_x_format(x)]
     });
-    if !WAYS.contains(&format.name) && !has_powers {
+    if !REPRESENTATIVES.contains(&format.name) && !has_ue8m0_scales {
         return block_scaled.collect();
     }
     let case = |x_dtype, m, k, activations, seed| Case {
@@ -48,7 +48,7 @@ pub(super) fn configurations(format: Format) -> Vec<Case> {
         raw.with_x_format(XFormat::E4M3Block),
         case(DType::F16, 70, k, ActivationKind::Outliers, 7).with_x_format(XFormat::E4M3Token),
     ];
-    if has_powers {
+    if has_ue8m0_scales {
         return of_e4m3.into_iter().chain(block_scaled).collect();
     }
     // An odd number of 64-column k-tiles, where formats have such. X

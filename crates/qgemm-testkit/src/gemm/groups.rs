@@ -4,7 +4,7 @@ use qgemm_formats::{DType, Encoding, Format, ScaleSpan, XFormat};
 use qgemm_hal::{Activation, Math, NormKind, XPrecision};
 
 use super::case::{ActOrder, Case, Epilogue, Layout};
-use super::configurations::{WAYS, configurations};
+use super::configurations::{REPRESENTATIVES, configurations};
 use super::projections::{fused, projection};
 use crate::activations::ActivationKind;
 use crate::suite::Group;
@@ -294,7 +294,7 @@ fn gated(format: Format) -> Vec<Case> {
 /// Every possible tile runs, because kernels may have fast paths
 /// for these cases.
 fn whole_tiles(format: Format) -> Vec<Case> {
-    let is_way = WAYS.contains(&format.name);
+    let is_representative = REPRESENTATIVES.contains(&format.name);
     let (f16, bf16) = (DType::F16, DType::BF16);
     let cases = [
         (70, true, f16, Activation::Silu, Some(f16), Some(bf16)),
@@ -321,13 +321,13 @@ fn whole_tiles(format: Format) -> Vec<Case> {
         let epilogue = Epilogue { residual: None, bias: None, ..case.epilogue };
         Case { epilogue, ..*case }.with_x_format(x)
     };
-    let of_e4m3 = (is_way && format.encoding == Encoding::E4M3).then_some(XFormat::E4M3Block);
+    let of_e4m3 = (is_representative && format.encoding == Encoding::E4M3).then_some(XFormat::E4M3Block);
     let pairs =
         of_e4m3.into_iter().flat_map(|x| plain.iter().filter(|case| case.gated).map(move |case| alone(case, x)));
     let block_scaled =
         with_block_scales_of(format).flat_map(|x| plain.iter().step_by(2).map(move |case| alone(case, x)));
     let codes: Vec<_> = pairs.chain(block_scaled).collect();
-    if is_way { plain.into_iter().chain(codes).collect() } else { codes }
+    if is_representative { plain.into_iter().chain(codes).collect() } else { codes }
 }
 
 /// Formats of X whose byte scales have the type and span of the
@@ -453,7 +453,7 @@ fn x_formats(format: Format) -> Vec<Case> {
     let permitted = permitted.into_iter().enumerate().map(|(i, x_precision)| Case {
         x_precision,
         x_dtype: DType::ALL[i % DType::ALL.len()],
-        every_configuration: WAYS.contains(&format.name),
+        every_configuration: REPRESENTATIVES.contains(&format.name),
         ..Case::new(format, 21, 67, k)
     });
     quantized.enumerate().flat_map(of_format).chain(permitted).chain(sums_beyond_32_bits(format)).collect()

@@ -145,7 +145,7 @@ impl IndexerCase {
     }
 
     /// Visible keys of a query, including those in invalid pages.
-    pub(super) fn seen(&self, query: usize) -> Range<usize> {
+    pub(super) fn visible(&self, query: usize) -> Range<usize> {
         match &self.keys {
             IndexedKeys::All(keys) => 0..*keys,
             IndexedKeys::Ranges(keys, ranges) => {
@@ -198,17 +198,17 @@ impl IndexerCase {
     pub(super) fn keys(&self, table: &[u32]) -> Vec<f32> {
         let mut rng = self.rng(2);
         let (pages, size) = self.pages();
-        let mut is_seen = vec![false; pages * size];
+        let mut is_visible = vec![false; pages * size];
         for query in 0..self.queries {
-            self.seen(query).filter_map(|key| self.row(query, key, table)).for_each(|row| is_seen[row] = true);
+            self.visible(query).filter_map(|key| self.row(query, key, table)).for_each(|row| is_visible[row] = true);
         }
         let mut all = vec![f32::NAN; pages * size * self.features];
-        for (row, (is_seen, values)) in is_seen.into_iter().zip(all.chunks_exact_mut(self.features)).enumerate() {
+        for (row, (is_visible, values)) in is_visible.into_iter().zip(all.chunks_exact_mut(self.features)).enumerate() {
             let special = rng.random_range(0..self.features);
             values.iter_mut().for_each(|value| *value = self.stored(self.number(&mut rng)));
             let is_infinite = self.values == IndexerValues::Infinite && row % 5 == 2 && self.format.is_plain();
             match self.values {
-                _ if !is_seen => values.fill(f32::NAN),
+                _ if !is_visible => values.fill(f32::NAN),
                 IndexerValues::Nan if row % 5 == 2 => values[special] = f32::NAN,
                 _ if is_infinite => values[special] = f32::INFINITY,
                 IndexerValues::Zeros if row % 2 == 0 => values.fill(0.0),

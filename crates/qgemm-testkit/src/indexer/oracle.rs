@@ -37,7 +37,7 @@ impl Inputs {
     /// Scores of a query; `None` for masked keys.
     pub fn scores(&self, case: &IndexerCase, query: usize) -> Vec<Option<Score>> {
         let mut all = vec![None; case.most_keys()];
-        for key in case.seen(query) {
+        for key in case.visible(query) {
             all[key] = case.row(query, key, &self.table).map(|row| self.score(case, query, row));
         }
         all
@@ -64,7 +64,7 @@ impl Inputs {
 /// The keys with the highest scores: equal scores by index, NaN
 /// last, then −1.
 pub(super) fn chosen(case: &IndexerCase, query: usize, scores: &[f32], table: &[u32], count: usize) -> Vec<i32> {
-    let mut keys: Vec<usize> = case.seen(query).filter(|&key| case.row(query, key, table).is_some()).collect();
+    let mut keys: Vec<usize> = case.visible(query).filter(|&key| case.row(query, key, table).is_some()).collect();
     keys.sort_by(|&a, &b| {
         let (a, b) = (scores[a], scores[b]);
         // A stable sort: equal scores stay in the order of keys.

@@ -121,7 +121,7 @@ impl fmt::Display for KvAppendCase {
             f.write_str(" no-queries")?;
         }
         match &self.rotary {
-            None => f.write_str(" not turned")?,
+            None => f.write_str(" not rotated")?,
             Some(RotaryCase { dim, pairs, base, scaling, tables }) => {
                 write!(f, " {pairs}={dim}")?;
                 match tables {

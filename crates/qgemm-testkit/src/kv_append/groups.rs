@@ -5,13 +5,13 @@ use qgemm_formats::DType;
 use qgemm_hal::{KvFormat, RotaryPairs};
 
 use super::case::{KvAppendCase, RotaryCase};
-use crate::attention::{AttentionCase, AttentionPlaces, AttentionValues};
+use crate::attention::{AttentionCase, AttentionStorage, AttentionValues};
 use crate::suite::{Cases, group};
 
 /// All groups.
 pub(super) const GROUPS: &[Cases<KvAppendCase>] = &[
     group("kv_append_lengths", "no tokens, one, many, more than keys; ragged, offsets, pages of every size", lengths),
-    group("kv_append_heads", "every head dimension and pair of types, parts of heads turned, no queries", heads),
+    group("kv_append_heads", "every head dimension and pair of types, parts of heads rotated, no queries", heads),
     group("kv_append_angles", "both kinds of pairs, bases, scalings, late positions, tables", angles),
     group("kv_append_layouts", "strides, heads before tokens, unaligned operands", layouts),
 ];
@@ -42,8 +42,8 @@ fn lengths() -> Vec<KvAppendCase> {
         &[(2, 100); 9],
         &[(1, 7); 70],
     ];
-    let pages = [1, 3, 16].map(AttentionPlaces::Paged);
-    let places = [AttentionPlaces::Offsets, AttentionPlaces::Lengths(0), AttentionPlaces::Lengths(5)];
+    let pages = [1, 3, 16].map(AttentionStorage::Paged);
+    let places = [AttentionStorage::Offsets, AttentionStorage::Lengths(0), AttentionStorage::Lengths(5)];
     let mut cases = Vec::new();
     for (i, lengths) in all.into_iter().enumerate() {
         let plain = AttentionCase::new(lengths, (4, 2), 64, types(i));
@@ -64,8 +64,8 @@ fn heads() -> Vec<KvAppendCase> {
     for (i, dims) in dims.into_iter().enumerate() {
         let heads = [(2, 2), (4, 1), (32, 8), (3, 1)][i % 4];
         let of = AttentionCase { dims, ..AttentionCase::new(&[(3, 7), (3, 3)], heads, 8, types(i)) };
-        for (j, turned) in [dims.0, dims.0 / 2, 2, 20.min(dims.0), 16.min(dims.0)].into_iter().enumerate() {
-            let rotary = Some(RotaryCase::new(turned, pairs(i + j)));
+        for (j, rotated) in [dims.0, dims.0 / 2, 2, 20.min(dims.0), 16.min(dims.0)].into_iter().enumerate() {
+            let rotary = Some(RotaryCase::new(rotated, pairs(i + j)));
             cases.push(KvAppendCase { rotary, has_queries: j != 2, ..KvAppendCase::new(of.clone()) });
         }
         cases.push(KvAppendCase { rotary: None, ..KvAppendCase::new(of) });
@@ -111,7 +111,7 @@ fn layouts() -> Vec<KvAppendCase> {
     for (i, (gap, offset, head_major)) in
         [(3, 0, false), (8, 0, false), (0, 1, false), (5, 2, true), (16, 0, true), (0, 3, true)].into_iter().enumerate()
     {
-        let places = [AttentionPlaces::Paged(10), AttentionPlaces::Lengths(2), AttentionPlaces::Offsets][i % 3];
+        let places = [AttentionStorage::Paged(10), AttentionStorage::Lengths(2), AttentionStorage::Offsets][i % 3];
         for (j, kv) in KvFormat::ALL.into_iter().enumerate() {
             let of =
                 AttentionCase::new(&[(4, 15), (4, 4)], (4, 2), if kv.has_scales() { 64 } else { 40 }, types(i + j));

@@ -57,7 +57,7 @@ fn frequency(rotary: &RotaryCase, pair: usize) -> f64 {
 }
 
 /// A rotated head, and the energy of each feature's summands.
-pub(super) fn turned(case: &KvAppendCase, angles: &[(f64, f64)], head: &[f32]) -> (Vec<f64>, Vec<f64>) {
+pub(super) fn rotated(case: &KvAppendCase, angles: &[(f64, f64)], head: &[f32]) -> (Vec<f64>, Vec<f64>) {
     let mut values: Vec<f64> = head.iter().map(|&value| f64::from(value)).collect();
     let mut energy: Vec<f64> = values.iter().map(|value| value * value).collect();
     let Some(rotary) = &case.rotary else { return (values, energy) };

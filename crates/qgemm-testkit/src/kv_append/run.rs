@@ -4,8 +4,8 @@ use qgemm_api::{Context, DeviceKind, Error, KvAppend, KvAppendArgs, KvAppendPlan
 use qgemm_hal::KvFormat;
 
 use super::case::KvAppendCase;
-use super::oracle::{angles, turned};
-use crate::attention::{AttentionPlaces, KvOperand, api_keys, api_queries};
+use super::oracle::{angles, rotated};
+use crate::attention::{AttentionStorage, KvOperand, api_keys, api_queries};
 use crate::compare::compare;
 use crate::gemm::Expected;
 use crate::limits::{Tolerance, rounded_to};
@@ -80,7 +80,7 @@ fn judge(ctx: &Context, case: &KvAppendCase, outcome: &mut Outcome) -> Result<()
         new_k: case.values(2, kv_heads, qk),
         new_v: case.values(3, kv_heads, v_dim),
         tables: [case.table(6), case.table(7)],
-        block_table: if let AttentionPlaces::Paged(size) = of.places { of.table(size) } else { Vec::new() },
+        block_table: if let AttentionStorage::Paged(size) = of.places { of.table(size) } else { Vec::new() },
     };
     let plan = ctx.plan_kv_append(&append(case, &stored)).map_err(Failure::of_plan)?;
     outcome.kernel = Some(plan.kernel_name().to_owned());
@@ -151,7 +151,7 @@ fn run_on(
         k.slice_mut(stored.k.range.clone())?,
         v.slice_mut(stored.v.range.clone())?,
     );
-    let paged = matches!(of.places, AttentionPlaces::Paged(_));
+    let paged = matches!(of.places, AttentionStorage::Paged(_));
     if case.has_queries {
         args.q = Some(q.slice_mut(stored.q.range())?);
     }
@@ -164,8 +164,8 @@ fn run_on(
         args.v_scales = Some((&mut v_scales).into());
     }
     args.q_offsets = of.ragged.then(|| (&q_offsets).into());
-    args.kv_offsets = (of.places == AttentionPlaces::Offsets).then(|| (&kv_offsets).into());
-    args.kv_lengths = (paged || matches!(of.places, AttentionPlaces::Lengths(_))).then(|| (&lengths).into());
+    args.kv_offsets = (of.places == AttentionStorage::Offsets).then(|| (&kv_offsets).into());
+    args.kv_lengths = (paged || matches!(of.places, AttentionStorage::Lengths(_))).then(|| (&lengths).into());
     args.block_table = paged.then(|| (&table).into());
     args.positions = case.positions_from.is_some().then(|| (&positions).into());
     if case.rotary.is_some_and(|rotary| rotary.tables.is_some()) {
@@ -251,7 +251,7 @@ fn check(
             let given = &inputs.q[at.clone()];
             match &angles {
                 Some(angles) if case.has_queries => {
-                    queries.push(got_q[at].iter().copied(), turned(case, angles, given));
+                    queries.push(got_q[at].iter().copied(), rotated(case, angles, given));
                 }
                 // Not rotated: unchanged to the bit.
                 _ if got_q[at.clone()] != *given => {
@@ -269,7 +269,7 @@ fn check(
             };
             let factor = |all: &[f32]| if of.kv.has_factors() { all[head] } else { 1.0 };
             let got = stored.k.take(of, qk, [row, head], factor(&k_factors), &written.k_scales, &mut k_rest);
-            keys.push(got, turned(case, angles, &new(&inputs.new_k, qk)));
+            keys.push(got, rotated(case, angles, &new(&inputs.new_k, qk)));
             let got = stored.v.take(of, v_dim, [row, head], factor(&v_factors), &written.v_scales, &mut v_rest);
             values.push(got, plain(new(&inputs.new_v, v_dim)));
         }

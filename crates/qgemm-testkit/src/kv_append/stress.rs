@@ -8,7 +8,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::case::{KvAppendCase, RotaryCase};
-use crate::attention::{AttentionCase, AttentionPlaces, AttentionValues};
+use crate::attention::{AttentionCase, AttentionStorage, AttentionValues};
 use crate::random::{gap, pick, skewed};
 
 /// The random case of `seed`.
@@ -24,9 +24,9 @@ pub(super) fn random_case(seed: u64) -> KvAppendCase {
     let kv = pick(rng, &KvFormat::ALL);
     let dim = |rng: &mut StdRng| (8 * rng.random_range(1..=32usize)).next_multiple_of(kv.step());
     let dims = (dim(rng), dim(rng));
-    let paged = AttentionPlaces::Paged(skewed(rng, 64));
-    let places = pick(rng, &[AttentionPlaces::Lengths(3), AttentionPlaces::Offsets, paged, paged]);
-    let is_paged = matches!(places, AttentionPlaces::Paged(_));
+    let paged = AttentionStorage::Paged(skewed(rng, 64));
+    let places = pick(rng, &[AttentionStorage::Lengths(3), AttentionStorage::Offsets, paged, paged]);
+    let is_paged = matches!(places, AttentionStorage::Paged(_));
     let values = if is_paged && rng.random_ratio(1, 3) { AttentionValues::BadPages } else { AttentionValues::Normal };
     let dtype = pick(rng, &DType::ALL);
     let of = AttentionCase {

@@ -131,7 +131,7 @@ fn judge(ctx: &Context, case: &MatmulCase, outcome: &mut Outcome) -> Result<(), 
         return judge_plan(ctx, case, &stored, &plan, outcome);
     }
     let mut judged = Vec::new();
-    for plan in ctx.plan_matmul_every_way(&matmul).map_err(Failure::of_plan)? {
+    for plan in ctx.plan_matmul_candidates(&matmul).map_err(Failure::of_plan)? {
         // Of each kernel only the cost model's best split runs.
         if !judged.contains(&plan.kernel_id()) {
             judge_plan(ctx, case, &stored, &plan, outcome)?;

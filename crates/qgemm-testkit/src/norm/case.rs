@@ -36,7 +36,7 @@ impl NormValues {
 
 /// Operands that share memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum NormPlace {
+pub enum NormAliasing {
     /// No sharing.
     #[default]
     Apart,
@@ -50,15 +50,15 @@ pub enum NormPlace {
     Both,
 }
 
-impl NormPlace {
+impl NormAliasing {
     /// Whether D is in X's memory.
     pub(super) fn d_in_x(self) -> bool {
-        matches!(self, NormPlace::DInX | NormPlace::Both)
+        matches!(self, NormAliasing::DInX | NormAliasing::Both)
     }
 
     /// Whether the sum is in the residual's memory.
     pub(super) fn sum_in_residual(self) -> bool {
-        matches!(self, NormPlace::SumInResidual | NormPlace::Both)
+        matches!(self, NormAliasing::SumInResidual | NormAliasing::Both)
     }
 }
 
@@ -102,7 +102,7 @@ pub struct NormCase {
     pub added: Option<[DType; 2]>,
     /// Shared memory. Operands that share it have one type and
     /// layout.
-    pub place: NormPlace,
+    pub place: NormAliasing,
     /// Kind of X.
     pub values: NormValues,
     /// Memory layout of the operands.
@@ -126,7 +126,7 @@ impl NormCase {
             to: None,
             function,
             added: None,
-            place: NormPlace::Apart,
+            place: NormAliasing::Apart,
             values: NormValues::Like(ActivationKind::Normal),
             layout: NormLayout::default(),
             seed: 1,
@@ -202,7 +202,7 @@ impl fmt::Display for NormCase {
         if let Some([residual, sum]) = added {
             write!(f, " residual={residual} sum={sum}")?;
         }
-        if *place != NormPlace::Apart {
+        if *place != NormAliasing::Apart {
             write!(f, " place={place:?}")?;
         }
         let gaps = [

@@ -3,7 +3,7 @@
 use qgemm_api::{NormFunction, NormKind};
 use qgemm_formats::{DType, XFormat};
 
-use super::case::{NormCase, NormLayout, NormPlace, NormValues};
+use super::case::{NormAliasing, NormCase, NormLayout, NormValues};
 use crate::activations::ActivationKind;
 use crate::suite::{Cases, group};
 
@@ -71,12 +71,12 @@ fn layouts() -> Vec<NormCase> {
     let mut cases = Vec::new();
     for layout in layouts {
         for (i, columns) in [33, 256, 1027, 16_500].into_iter().enumerate() {
-            for (j, place) in [NormPlace::Apart, NormPlace::DInX].into_iter().enumerate() {
+            for (j, place) in [NormAliasing::Apart, NormAliasing::DInX].into_iter().enumerate() {
                 let kind = NormKind::ALL[(i + j) % 2];
                 let (x, d) = (DType::ALL[(i + j) % 3], DType::ALL[(i + 2 * j + 1) % 3]);
-                let d = if place == NormPlace::DInX { x } else { d };
+                let d = if place == NormAliasing::DInX { x } else { d };
                 let case = NormCase::new(4, columns, kind, x, d);
-                let padding = if place == NormPlace::Apart { [0, 7, 24][cases.len() % 3] } else { 0 };
+                let padding = if place == NormAliasing::Apart { [0, 7, 24][cases.len() % 3] } else { 0 };
                 cases.push(NormCase { padding, layout, place, seed: cases.len() as u64, ..case });
             }
         }
@@ -119,7 +119,13 @@ fn values() -> Vec<NormCase> {
 }
 
 fn residual() -> Vec<NormCase> {
-    let places = [NormPlace::Apart, NormPlace::DInX, NormPlace::SumInResidual, NormPlace::SumInX, NormPlace::Both];
+    let places = [
+        NormAliasing::Apart,
+        NormAliasing::DInX,
+        NormAliasing::SumInResidual,
+        NormAliasing::SumInX,
+        NormAliasing::Both,
+    ];
     let layouts = [
         NormLayout::default(),
         NormLayout { x_gap: 3, d_gap: 2, residual_gap: 1, sum_gap: 5, ..NormLayout::default() },
@@ -137,7 +143,7 @@ fn residual() -> Vec<NormCase> {
                 if place.sum_in_residual() {
                     sum = residual;
                 }
-                if place == NormPlace::SumInX {
+                if place == NormAliasing::SumInX {
                     sum = x;
                 }
                 let kind = NormKind::ALL[(cases.len() / 2) % 2];
@@ -153,7 +159,7 @@ fn residual() -> Vec<NormCase> {
 /// gaps, all kinds of values, residuals, and every aliasing of
 /// operands except D in X.
 fn quantized() -> Vec<NormCase> {
-    let places = [NormPlace::Apart, NormPlace::SumInResidual, NormPlace::SumInX];
+    let places = [NormAliasing::Apart, NormAliasing::SumInResidual, NormAliasing::SumInX];
     let layouts = [
         NormLayout::default(),
         NormLayout { x_gap: 3, d_gap: 2, sum_gap: 5, d_offset: 3, ..NormLayout::default() },
@@ -180,7 +186,7 @@ fn quantized() -> Vec<NormCase> {
             let place = places[(f + i) % 3];
             let case = match (i % 3, place) {
                 (0, _) => case,
-                (_, NormPlace::SumInX) => NormCase { place, ..case.adding(DType::ALL[i % 3], x) },
+                (_, NormAliasing::SumInX) => NormCase { place, ..case.adding(DType::ALL[i % 3], x) },
                 (_, place) => NormCase { place, ..case.adding(DType::BF16, DType::BF16) },
             };
             let layout = layouts[(f + 2 * i) % 4];
@@ -197,7 +203,13 @@ mod tests {
     #[test]
     fn every_place_is_taken_with_gaps() {
         let all: Vec<NormCase> = GROUPS.iter().flat_map(|(_, cases)| cases()).collect();
-        for place in [NormPlace::DInX, NormPlace::SumInResidual, NormPlace::SumInX, NormPlace::Both, NormPlace::Apart] {
+        for place in [
+            NormAliasing::DInX,
+            NormAliasing::SumInResidual,
+            NormAliasing::SumInX,
+            NormAliasing::Both,
+            NormAliasing::Apart,
+        ] {
             assert!(all.iter().any(|case| case.place == place && case.layout.x_gap > 0), "{place:?}");
         }
     }

@@ -3,7 +3,7 @@
 use qgemm_api::{Buffer, Context, DeviceKind, Error, Norm, NormArgs, NormKind, NormPlan, Quantization};
 use qgemm_formats::{DType, XFactor, XFormat, XParts};
 
-use super::case::{NormCase, NormPlace};
+use super::case::{NormAliasing, NormCase};
 use super::oracle::expected;
 use super::quantized;
 use crate::compare::compare;
@@ -51,7 +51,7 @@ impl Stored {
             x,
             residual,
             sum: match case.place {
-                NormPlace::SumInX => x,
+                NormAliasing::SumInX => x,
                 place if place.sum_in_residual() => residual,
                 _ => matrix(sum, layout.sum_gap, layout.x_offset),
             },
@@ -181,7 +181,7 @@ fn with_residual(norm: Norm, case: &NormCase, stored: &Stored) -> Norm {
         .residual_row_stride(stored.residual.row_stride() as u64)
         .residual_alignment(stored.residual.alignment());
     match case.place {
-        NormPlace::SumInX => norm.sum_in_place_of_x(),
+        NormAliasing::SumInX => norm.sum_in_place_of_x(),
         place if place.sum_in_residual() => norm.sum_in_place(),
         _ => {
             let norm = norm.sum_dtype(sum).sum_row_stride(stored.sum.row_stride() as u64);
@@ -201,7 +201,7 @@ fn run_on(ctx: &Context, plan: &NormPlan, case: &NormCase, stored: &Stored, inpu
         false => ctx.upload(&stored.d.poison())?,
     };
     let mut sum = match case.place {
-        NormPlace::SumInX => upload(&stored.x, &inputs.x)?,
+        NormAliasing::SumInX => upload(&stored.x, &inputs.x)?,
         place if place.sum_in_residual() => upload(&stored.residual, &inputs.residual)?,
         _ => ctx.upload(&stored.sum.poison())?,
     };
@@ -226,7 +226,7 @@ fn run_on(ctx: &Context, plan: &NormPlan, case: &NormCase, stored: &Stored, inpu
         }
         _ => NormArgs::in_place(d.slice_mut(stored.d.range())?),
     };
-    if !case.place.d_in_x() && case.place != NormPlace::SumInX {
+    if !case.place.d_in_x() && case.place != NormAliasing::SumInX {
         args.x = Some(x.slice(stored.x.range())?);
     }
     if case.function.gamma.is_some() {

@@ -6,7 +6,7 @@ use qgemm_formats::{DType, XFormat};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use super::case::{NormCase, NormLayout, NormPlace, NormValues};
+use super::case::{NormAliasing, NormCase, NormLayout, NormValues};
 use crate::activations::ActivationKind;
 use crate::random::{gap, pick, skewed};
 
@@ -27,11 +27,17 @@ pub(super) fn random_case(to: Option<XFormat>, seed: u64) -> NormCase {
     let mut function = if kind == NormKind::Rms { NormFunction::rms(eps) } else { NormFunction::layer(eps) };
     (function.gamma, function.beta) = (maybe(rng), maybe(rng));
     let added = if rng.random() { Some([dtype(rng), dtype(rng)]) } else { None };
-    let apart = [NormPlace::Apart, NormPlace::DInX];
-    let all = [NormPlace::Apart, NormPlace::DInX, NormPlace::SumInResidual, NormPlace::SumInX, NormPlace::Both];
+    let apart = [NormAliasing::Apart, NormAliasing::DInX];
+    let all = [
+        NormAliasing::Apart,
+        NormAliasing::DInX,
+        NormAliasing::SumInResidual,
+        NormAliasing::SumInX,
+        NormAliasing::Both,
+    ];
     let place = if added.is_some() { pick(rng, &all) } else { pick(rng, &apart) };
     let added = added.map(|[residual, sum]| match place {
-        NormPlace::SumInX => [residual, x],
+        NormAliasing::SumInX => [residual, x],
         place if place.sum_in_residual() => [residual, residual],
         _ => [residual, sum],
     });

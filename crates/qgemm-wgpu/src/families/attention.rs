@@ -13,7 +13,7 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_hal::abi::dtype_code;
 use qgemm_hal::{
     AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, AttentionStep, CheckedAttention, Device,
-    DeviceInfo, Families, Family, Geometry, HalError, HeadRows, Kernel, KernelDType, KernelId, KvPlaces,
+    DeviceInfo, Families, Family, Geometry, HalError, HeadRows, Kernel, KernelDType, KernelId, KvAddressing,
     LaunchSequence, LaunchStep, Math, Operand, Operands, Paging, QueryLengths, Spec, Stream, Unsupported,
 };
 
@@ -145,7 +145,7 @@ fn interface(op: &CheckedAttention) -> &'static Interface {
 
 /// Whether `op` has key offsets or lengths.
 fn has_kv_index(op: &CheckedAttention) -> bool {
-    !matches!(op.places, KvPlaces::Pages { lengths: false, .. })
+    !matches!(op.places, KvAddressing::Pages { lengths: false, .. })
 }
 
 /// Whether `op` has query offsets.
@@ -308,15 +308,15 @@ fn shader(op: &CheckedAttention, writes: Writes) -> Shader {
         ("D_HEAD", stride(op.d.head_stride)),
         ("MASK_AT", mask_binding(op).unwrap_or_default()),
     ];
-    let has_table = matches!(op.places, KvPlaces::Table { .. });
+    let has_table = matches!(op.places, KvAddressing::Table { .. });
     let choices = [
         ("CAUSAL", op.causal),
         ("SOFT_CAP", op.soft_cap.is_some()),
         ("LSE", op.lse && writes != Writes::Results),
         ("RESULTS", writes != Writes::LogSumExp),
         ("Q_OFFSETS", has_q_offsets(op)),
-        ("KV_OFFSETS", matches!(op.places, KvPlaces::Offsets { .. })),
-        ("KV_LENGTHS", has_table || matches!(op.places, KvPlaces::Pages { lengths: true, .. })),
+        ("KV_OFFSETS", matches!(op.places, KvAddressing::Offsets { .. })),
+        ("KV_LENGTHS", has_table || matches!(op.places, KvAddressing::Pages { lengths: true, .. })),
         ("TABLE", has_table),
         ("MASK", op.mask.is_some()),
         ("MASK_SHARED", op.mask.is_some_and(|mask| mask.is_shared)),
@@ -363,7 +363,7 @@ impl AttentionKernel {
         let words = |operand: O, count: usize, is_used: bool| -> Result<Bound<'a>, HalError> {
             touched(operand, 0..if is_used { count * WORD } else { 0 }, WORD).bind(shared)
         };
-        let by_offsets = matches!(op.places, KvPlaces::Offsets { .. });
+        let by_offsets = matches!(op.places, KvAddressing::Offsets { .. });
         let (kv_index, index_len) =
             if by_offsets { (O::KvOffsets, op.sequences + 1) } else { (O::KvLengths, op.sequences) };
         let [of_k, of_v] = caches(op);
@@ -426,7 +426,7 @@ pub(crate) fn all_shaders() -> Vec<Shader> {
         tokens: 3,
         queries: QueryLengths::Offsets { most: 2 },
         most_keys: 64,
-        places: KvPlaces::Offsets { rows: 100 },
+        places: KvAddressing::Offsets { rows: 100 },
         heads: 4,
         kv_heads: 2,
         qk_dim: 64,
@@ -445,7 +445,7 @@ pub(crate) fn all_shaders() -> Vec<Shader> {
         lse: false,
         batch_invariant: false,
     };
-    let table = KvPlaces::Table { pages: 9, page_size: 5, width: 3 };
+    let table = KvAddressing::Table { pages: 9, page_size: 5, width: 3 };
     let chosen = CheckedAttention { places: table, causal: true, soft_cap: Some(30.0), lse: true, ..plain.clone() };
     let f32 = CheckedAttention { dtype: DType::F32, kv: KvFormat::Plain(DType::F32), window: Some(9), ..plain.clone() };
     let codes = [KvFormat::E4M3, KvFormat::Q8_0, KvFormat::Q4_0].map(|kv| CheckedAttention { kv, ..chosen.clone() });

@@ -50,7 +50,7 @@ const CHOOSE_THREADS: u32 = 128;
 const WORD: usize = 4;
 /// Bits of a masked key's score: −∞, or for top-k a
 /// value that no score has.
-const NOT_SEEN: [u32; 2] = [0xff80_0000, u32::MAX];
+const MASKED_SCORE: [u32; 2] = [0xff80_0000, u32::MAX];
 
 static SOURCE_HASH: LazyLock<u64> = LazyLock::new(|| hash_of(INDEXER_TEXTS));
 
@@ -76,7 +76,7 @@ struct Params {
     page_size: u32,
     table_width: u32,
     scores_row: u32,
-    not_seen: u32,
+    masked_score: u32,
     chosen: u32,
 }
 
@@ -323,7 +323,7 @@ impl PartKernel {
             page_size: page_size as u32,
             table_width: width as u32,
             scores_row: scores_row(op) as u32,
-            not_seen: NOT_SEEN[usize::from(op.chosen() > 0)],
+            masked_score: MASKED_SCORE[usize::from(op.chosen() > 0)],
             chosen: op.chosen() as u32,
             ..Params::default()
         };

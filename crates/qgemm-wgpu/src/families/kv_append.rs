@@ -8,7 +8,7 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_hal::abi::dtype_code;
 use qgemm_hal::{
     Addressing, CheckedKvAppend, Device, DeviceInfo, Families, Family, Geometry, HalError, HeadRows, Kernel, KernelId,
-    KvAppendConfig, KvAppendLaunch, KvAppendOperand, KvAppendSpec, KvAppendStep, KvPlaces, KvRows, LaunchSequence,
+    KvAddressing, KvAppendConfig, KvAppendLaunch, KvAppendOperand, KvAppendSpec, KvAppendStep, KvRows, LaunchSequence,
     LaunchStep, Operand, Operands, Operation, Paging, QueryLengths, RotaryAngles, RotaryPairs, Spec, Stream,
     Unsupported,
 };
@@ -114,7 +114,7 @@ struct Part {
     /// `None` when heads are rotated in place.
     source: Option<(KvAppendOperand, HeadRows)>,
     written: (KvAppendOperand, KvRows),
-    is_turned: bool,
+    is_rotated: bool,
     /// Output format.
     numbers: KvNumbers,
     /// Factors that are read, or scales that are written.
@@ -139,7 +139,7 @@ impl Part {
 /// The kernels of `op`.
 fn parts(op: &CheckedKvAppend) -> Vec<Part> {
     use KvAppendOperand as O;
-    let turned = op.rotary.is_some();
+    let rotated = op.rotary.is_some();
     let in_place = KvRows { page_stride: 0, rows: op.q };
     let numbers = KvNumbers::of(op.kv);
     let [k_scales, v_scales] = match numbers {
@@ -155,7 +155,7 @@ fn parts(op: &CheckedKvAppend) -> Vec<Part> {
             columns: op.qk_dim,
             source: Some((O::NewK, op.new_k)),
             written: (O::K, op.k),
-            is_turned: turned,
+            is_rotated: rotated,
             numbers,
             scales: k_scales,
         },
@@ -165,19 +165,19 @@ fn parts(op: &CheckedKvAppend) -> Vec<Part> {
             columns: op.v_dim,
             source: Some((O::NewV, op.new_v)),
             written: (O::V, op.v),
-            is_turned: false,
+            is_rotated: false,
             numbers,
             scales: v_scales,
         },
     ];
-    if op.heads > 0 && turned {
+    if op.heads > 0 && rotated {
         all.push(Part {
             step: KvAppendStep::Q,
             heads: op.heads,
             columns: op.qk_dim,
             source: None,
             written: (O::Q, in_place),
-            is_turned: true,
+            is_rotated: true,
             numbers: KvNumbers::Plain,
             scales: None,
         });
@@ -304,7 +304,7 @@ impl Family<CheckedKvAppend> for KvAppend {
 /// of a model are parameters.
 fn shader(op: &CheckedKvAppend, part: &Part) -> Shader {
     let written = if part.source.is_some() { kv_code(op.kv) } else { dtype_code(op.dtype) };
-    let pairs = op.rotary.filter(|_| part.is_turned).map_or(0, |rotary| rotary.dim / 2);
+    let pairs = op.rotary.filter(|_| part.is_rotated).map_or(0, |rotary| rotary.dim / 2);
     let (source, to) = (part.source.map_or(part.written.1.rows, |(_, rows)| rows), part.written.1);
     let stride = |stride: u64| stride as u32;
     let words = [
@@ -313,7 +313,7 @@ fn shader(op: &CheckedKvAppend, part: &Part) -> Shader {
         ("GROUPS_A_TOKEN", groups_of_token(part) as u32),
         ("HEADS", part.heads as u32),
         ("COLUMNS", part.columns as u32),
-        ("TURNED_PAIRS", pairs as u32),
+        ("ROTARY_PAIRS", pairs as u32),
         ("DTYPE", dtype_code(op.dtype)),
         ("KV_DTYPE", written),
         ("SOURCE_TOKEN", stride(source.token_stride)),
@@ -323,11 +323,11 @@ fn shader(op: &CheckedKvAppend, part: &Part) -> Shader {
         ("WRITTEN_HEAD", stride(to.rows.head_stride)),
     ];
     let Addressing { queries, places, .. } = op.addressing;
-    let has_table = matches!(places, KvPlaces::Table { .. });
+    let has_table = matches!(places, KvAddressing::Table { .. });
     let choices = [
         ("Q_OFFSETS", matches!(queries, QueryLengths::Offsets { .. })),
-        ("KV_OFFSETS", matches!(places, KvPlaces::Offsets { .. })),
-        ("KV_LENGTHS", has_table || matches!(places, KvPlaces::Pages { lengths: true, .. })),
+        ("KV_OFFSETS", matches!(places, KvAddressing::Offsets { .. })),
+        ("KV_LENGTHS", has_table || matches!(places, KvAddressing::Pages { lengths: true, .. })),
         ("TABLE", has_table),
         ("POSITIONS", op.positions),
         ("TABLES", matches!(op.angles(), Some(RotaryAngles::Tables { .. }))),
@@ -380,7 +380,7 @@ impl PartKernel {
             let is_used = given.contains(&operand);
             touched(operand, 0..if is_used { bytes } else { 0 }, WORD).bind(shared)
         };
-        let by_offsets = matches!(op.addressing.places, KvPlaces::Offsets { .. });
+        let by_offsets = matches!(op.addressing.places, KvAddressing::Offsets { .. });
         let (index, index_len) = if by_offsets { (O::KvOffsets, sequences + 1) } else { (O::KvLengths, sequences) };
         let (source_bytes, written_bytes) = part_bytes(op, part);
         let (table_bytes, frequency_bytes) = angle_bytes(op);
@@ -431,7 +431,7 @@ pub(crate) fn all_shaders() -> Vec<Shader> {
         tokens: 3,
         queries: QueryLengths::Offsets { most: 2 },
         most_keys: 64,
-        places: KvPlaces::Offsets { rows: 100 },
+        places: KvAddressing::Offsets { rows: 100 },
     };
     let plain = CheckedKvAppend {
         addressing,
@@ -455,7 +455,7 @@ pub(crate) fn all_shaders() -> Vec<Shader> {
         angles: RotaryAngles::Tables { positions: 9, row_stride: 16 },
         amplitude: 1.0,
     };
-    let paged = Addressing { places: KvPlaces::Table { pages: 9, page_size: 5, width: 3 }, ..addressing };
+    let paged = Addressing { places: KvAddressing::Table { pages: 9, page_size: 5, width: 3 }, ..addressing };
     let chosen = CheckedKvAppend {
         addressing: paged,
         kv: KvFormat::Plain(DType::BF16),
@@ -464,9 +464,9 @@ pub(crate) fn all_shaders() -> Vec<Shader> {
         ..plain
     };
     let neox = CheckedRotary { pairs: RotaryPairs::Neox, angles: RotaryAngles::Frequencies, ..rotary };
-    let turned = CheckedKvAppend { rotary: Some(neox), dtype: DType::F32, ..plain };
+    let rotated = CheckedKvAppend { rotary: Some(neox), dtype: DType::F32, ..plain };
     let codes = [KvFormat::E4M3, KvFormat::Q8_0, KvFormat::Q4_0].map(|kv| CheckedKvAppend { kv, ..chosen });
-    [plain, chosen, turned]
+    [plain, chosen, rotated]
         .iter()
         .chain(&codes)
         .flat_map(|op| parts(op).into_iter().map(|part| shader(op, &part)))

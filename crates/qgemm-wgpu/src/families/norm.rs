@@ -13,7 +13,7 @@ use qgemm_hal::abi::{
 use qgemm_hal::{
     CheckedNorm, Dense, Device, DeviceInfo, Families, Family, Geometry, HalError, Kernel, KernelId, LaunchSequence,
     LaunchStep, NormConfig, NormKind, NormLaunch, NormOperand, NormQuantizeSpec, NormSpec, Operand, Operands,
-    Operation, QuantizedD, Spec, Stream, Unsupported, XPlace, XPlanes,
+    Operation, QuantizedD, Spec, Stream, Unsupported, XOverwrite, XPlanes,
 };
 
 use super::dispatch::{Dispatch, MARGIN, MAX_GROUPS, rows_that_fit, stride, submit, too_large};
@@ -241,8 +241,8 @@ impl NormKernel {
             (FLAG_CENTERED, function.kind == NormKind::Layer),
             (FLAG_GAMMA, function.gamma.is_some()),
             (FLAG_BETA, function.beta.is_some()),
-            (FLAG_X_IN_D, op.x_place == XPlace::D),
-            (FLAG_X_IN_SUM, op.x_place == XPlace::Sum),
+            (FLAG_X_IN_D, op.x_overwrite == XOverwrite::D),
+            (FLAG_X_IN_SUM, op.x_overwrite == XOverwrite::Sum),
             (FLAG_RESIDUAL_IN_SUM, in_place),
         ];
         let dtype = |dense: Option<Dense>| dense.map(|dense| dense.dtype);
@@ -295,7 +295,7 @@ impl NormKernel {
             let width = dtype.map_or(0, DType::bytes);
             touched(operand, 0..op.columns * width, width.max(1))
         };
-        let own_x = (op.x_place == XPlace::Own).then_some(op.x);
+        let own_x = (op.x_overwrite == XOverwrite::Own).then_some(op.x);
         let own_residual = op.added.filter(|added| !added.in_place).map(|added| added.residual);
         let (x, residual, gamma, beta, sum);
         (x, p.x_base) = rows(O::X, own_x, op.columns).bind(shared)?;
@@ -384,7 +384,7 @@ mod tests {
             d,
             quantized: None,
             added: None,
-            x_place: XPlace::Own,
+            x_overwrite: XOverwrite::Own,
             gathers: false,
         }
     }

@@ -4,7 +4,9 @@
 use qgemm_formats::DType;
 use qgemm_formats::float8::e4m3_to_f32;
 use qgemm_hal::op::attention::{KV_BLOCK, KV_SCALE_BYTES};
-use qgemm_hal::{Addressing, CheckedAttention, HalError, KvFormat, KvPlaces, KvRows, MaskBits, Paging, QueryLengths};
+use qgemm_hal::{
+    Addressing, CheckedAttention, HalError, KvAddressing, KvFormat, KvRows, MaskBits, Paging, QueryLengths,
+};
 
 use crate::operand::absent;
 use crate::simd::{LANES, Simd};
@@ -48,7 +50,7 @@ impl Index<'_> {
             _ => (index * most, most),
         };
         let (row, keys) = match (op.places, self.kv_offsets) {
-            (KvPlaces::Offsets { rows }, Some(offsets)) => span([offsets[index], offsets[index + 1]], rows),
+            (KvAddressing::Offsets { rows }, Some(offsets)) => span([offsets[index], offsets[index + 1]], rows),
             _ => (0, self.lengths.map_or(op.most_keys, |lengths| lengths[index] as usize)),
         };
         Sequence { index, token, queries: queries.min(most), row, keys: keys.min(op.most_keys) }

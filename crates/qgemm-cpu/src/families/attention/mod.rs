@@ -228,7 +228,7 @@ impl<'a> Job<'a> {
                     let keys = part * part_keys..(part + 1) * part_keys;
                     self.attend([head / op.kv_heads, head % op.kv_heads, 0], keys, |i, _, sums, weights| {
                         let result = &mut results[i * row..][..row];
-                        result[..2].copy_from_slice(&[weights.largest, weights.total]);
+                        result[..2].copy_from_slice(&[weights.row_max, weights.row_sum]);
                         result[2..].copy_from_slice(sums);
                     });
                 };
@@ -311,9 +311,9 @@ impl<'a> Job<'a> {
             sums.fill(0.0);
             let mut all = Weights::NONE;
             for results in parts.clone() {
-                let (&[largest, total], values) =
+                let (&[row_max, row_sum], values) =
                     results[i * row..][..row].split_first_chunk().unwrap_or((&[0.0; 2], &[]));
-                all.add(sums, Weights { largest, total }, values);
+                all.add(sums, Weights { row_max, row_sum }, values);
             }
             let log_sum = all.finish(sums, self.v_factor(kv_head));
             self.store(Row::of(op, sequence, kv_head, i), sums, log_sum);

@@ -32,37 +32,37 @@ pub(super) struct Block<'a> {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Weights {
     /// row_max: the largest score.
-    pub largest: f32,
+    pub row_max: f32,
     /// row_sum: the sum of `exp(score − row_max)`.
-    pub total: f32,
+    pub row_sum: f32,
 }
 
 impl Weights {
     /// The state without keys.
-    pub const NONE: Self = Self { largest: f32::NEG_INFINITY, total: 0.0 };
+    pub const NONE: Self = Self { row_max: f32::NEG_INFINITY, row_sum: 0.0 };
 
     /// Merges the state and values of further keys into `self` and
     /// `sums`. The other state has a finite maximum or NaN.
     pub fn add(&mut self, sums: &mut [f32], other: Weights, values: &[f32]) {
-        if other.total == 0.0 {
+        if other.row_sum == 0.0 {
             return;
         }
-        let most = self.largest.max(other.largest);
-        let kept = if self.total == 0.0 { 0.0 } else { (self.largest - most).exp() };
-        let added = (other.largest - most).exp();
-        *self = Self { largest: most, total: self.total * kept + other.total * added };
-        sums.iter_mut().zip(values).for_each(|(sum, value)| *sum = *sum * kept + value * added);
+        let most = self.row_max.max(other.row_max);
+        let rescale = if self.row_sum == 0.0 { 0.0 } else { (self.row_max - most).exp() };
+        let added = (other.row_max - most).exp();
+        *self = Self { row_max: most, row_sum: self.row_sum * rescale + other.row_sum * added };
+        sums.iter_mut().zip(values).for_each(|(sum, value)| *sum = *sum * rescale + value * added);
     }
 
     /// Normalizes the sums, scaled by `factor`, and returns the
     /// log-sum-exp. Without keys: zeros and −∞.
     pub fn finish(self, sums: &mut [f32], factor: f32) -> f32 {
-        if self.total == 0.0 {
+        if self.row_sum == 0.0 {
             return f32::NEG_INFINITY;
         }
-        let factor = factor / self.total;
+        let factor = factor / self.row_sum;
         sums.iter_mut().for_each(|sum| *sum *= factor);
-        self.largest + self.total.ln()
+        self.row_max + self.row_sum.ln()
     }
 }
 
@@ -74,7 +74,7 @@ pub(super) fn scratch_len(op: &CheckedAttention) -> usize {
 
 impl Block<'_> {
     /// Visible keys of row `row`.
-    fn seen(&self, row: usize) -> Range<usize> {
+    fn visible(&self, row: usize) -> Range<usize> {
         let (op, sequence) = (self.source.op, &self.source.sequence);
         let query = row / op.group();
         // One past the query's position.
@@ -86,11 +86,11 @@ impl Block<'_> {
 
     /// Visible keys of row `row` within the tile from
     /// `first` on: a bit each.
-    fn seen_of_tile(&self, row: usize, first: usize) -> u64 {
+    fn visible_in_tile(&self, row: usize, first: usize) -> u64 {
         let Source { op, sequence, head, .. } = &self.source;
-        let (group, seen) = (op.group(), mask_of(self.seen(row), first));
+        let (group, visible) = (op.group(), mask_of(self.visible(row), first));
         let bits = |mask: &Mask<'_>| mask.tile(sequence, head * group + row % group, row / group, first);
-        if seen == 0 { 0 } else { seen & self.mask.map_or(u64::MAX, bits) }
+        if visible == 0 { 0 } else { visible & self.mask.map_or(u64::MAX, bits) }
     }
 
     /// Attention of the block. `load` loads a row of queries as
@@ -108,60 +108,63 @@ impl Block<'_> {
         let (k_tile, rest) = rest.split_at_mut(TILE_KEYS * qk);
         let (v_tile, rest) = rest.split_at_mut(TILE_KEYS * v_width);
         let (scores, rest) = rest.split_at_mut(rows * TILE_KEYS);
-        let (largest, rest) = rest.split_at_mut(rows);
-        let totals = &mut rest[..rows];
+        let (row_max, rest) = rest.split_at_mut(rows);
+        let row_sums = &mut rest[..rows];
         for (row, q) in self.rows.clone().zip(q.chunks_exact_mut(qk)) {
             let (values, padding) = q.split_at_mut(op.qk_dim);
             load(row, values);
             padding.fill(0.0);
         }
         sums.fill(0.0);
-        largest.fill(f32::NEG_INFINITY);
-        totals.fill(0.0);
-        let seen = self.rows.clone().map(|row| self.seen(row));
-        let all = seen.filter(|seen| !seen.is_empty()).reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
+        row_max.fill(f32::NEG_INFINITY);
+        row_sums.fill(0.0);
+        let visible = self.rows.clone().map(|row| self.visible(row));
+        let all = visible.filter(|visible| !visible.is_empty()).reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
         let all = all.unwrap_or(0..0);
         let all = all.start.max(self.keys.start)..all.end.min(self.keys.end);
         // Tiles start at multiples of their length, so that sums do
         // not depend on the rows of a block.
         for first in (all.start / TILE_KEYS * TILE_KEYS..all.end).step_by(TILE_KEYS) {
-            let mut seen = [0; MOST_ROWS];
-            seen.iter_mut().zip(self.rows.clone()).for_each(|(seen, row)| *seen = self.seen_of_tile(row, first));
-            if self.mask.is_some() && seen.iter().all(|keys| *keys == 0) {
+            let mut visible = [0; MOST_ROWS];
+            visible
+                .iter_mut()
+                .zip(self.rows.clone())
+                .for_each(|(visible, row)| *visible = self.visible_in_tile(row, first));
+            if self.mask.is_some() && visible.iter().all(|keys| *keys == 0) {
                 continue;
             }
             let there = self.k.load(&self.source, first, qk, k_tile);
             self.v.load(&self.source, first, v_width, v_tile);
             simd.match_keys(q, k_tile, qk, scores);
-            let mut all_seen = true;
-            for (i, keys) in seen[..rows].iter_mut().enumerate() {
+            let mut all_visible = true;
+            for (i, keys) in visible[..rows].iter_mut().enumerate() {
                 *keys &= there;
                 let mask = *keys;
-                all_seen &= mask == u64::MAX;
+                all_visible &= mask == u64::MAX;
                 let scores = &mut scores[i * TILE_KEYS..][..TILE_KEYS];
                 self.mask(scores, mask);
-                let most = scores.iter().copied().fold(largest[i], f32::max);
+                let most = scores.iter().copied().fold(row_max[i], f32::max);
                 if most == f32::NEG_INFINITY && scores.iter().all(|score| *score == most) {
                     scores.fill(0.0);
                     continue;
                 }
                 let sum = simd.exponentials(scores, most);
-                let kept = (largest[i] - most).exp();
-                totals[i] = totals[i] * kept + sum;
-                largest[i] = most;
-                if kept != 1.0 {
-                    sums[i * v_width..][..v_width].iter_mut().for_each(|sum| *sum *= kept);
+                let rescale = (row_max[i] - most).exp();
+                row_sums[i] = row_sums[i] * rescale + sum;
+                row_max[i] = most;
+                if rescale != 1.0 {
+                    sums[i * v_width..][..v_width].iter_mut().for_each(|sum| *sum *= rescale);
                 }
             }
             // Zero weights suffice for masked keys, unless their
             // values are infinite or NaN.
-            if all_seen || (self.mask.is_some() && v_tile.iter().all(|value| value.is_finite())) {
+            if all_visible || (self.mask.is_some() && v_tile.iter().all(|value| value.is_finite())) {
                 simd.add_values(scores, v_tile, v_width, sums);
                 continue;
             }
             // Masked values may be infinite or NaN, so each row
             // adds only its visible keys.
-            for (i, keys) in seen[..rows].iter().enumerate() {
+            for (i, keys) in visible[..rows].iter().enumerate() {
                 for run in runs(*keys) {
                     let weights = &scores[i * TILE_KEYS..][..TILE_KEYS][run.clone()];
                     let v = &v_tile[run.start * v_width..run.end * v_width];
@@ -170,7 +173,7 @@ impl Block<'_> {
             }
         }
         for (i, row) in self.rows.clone().enumerate() {
-            let weights = Weights { largest: largest[i], total: totals[i] };
+            let weights = Weights { row_max: row_max[i], row_sum: row_sums[i] };
             store(row, &mut sums[i * v_width..][..op.v_dim], weights);
         }
     }
@@ -186,14 +189,14 @@ impl Block<'_> {
     }
 }
 
-/// Mask of the keys in `seen` within the tile from
+/// Mask of the keys in `visible` within the tile from
 /// `first` on: a bit each.
-fn mask_of(seen: Range<usize>, first: usize) -> u64 {
+fn mask_of(visible: Range<usize>, first: usize) -> u64 {
     let below = |end: usize| match end.saturating_sub(first) {
         TILE_KEYS.. => u64::MAX,
         count => (1 << count) - 1,
     };
-    below(seen.end) & !below(seen.start)
+    below(visible.end) & !below(visible.start)
 }
 
 /// Ranges of consecutive set bits.
@@ -221,21 +224,21 @@ mod tests {
     #[test]
     fn weights_of_parts_add_up_to_those_of_all() {
         let parts = [
-            (Weights { largest: 2.0, total: 1.5 }, [3.0]),
+            (Weights { row_max: 2.0, row_sum: 1.5 }, [3.0]),
             (Weights::NONE, [0.0]),
-            (Weights { largest: 90.0, total: 2.0 }, [4.0]),
-            (Weights { largest: 89.0, total: 1.0 }, [-1.0]),
+            (Weights { row_max: 90.0, row_sum: 2.0 }, [4.0]),
+            (Weights { row_max: 89.0, row_sum: 1.0 }, [-1.0]),
         ];
         let (mut all, mut sums) = (Weights::NONE, [0.0]);
         parts.iter().for_each(|(weights, values)| all.add(&mut sums, *weights, values));
         let e = (-1f32).exp();
-        assert_eq!(all, Weights { largest: 90.0, total: 2.0 + e });
+        assert_eq!(all, Weights { row_max: 90.0, row_sum: 2.0 + e });
         let lse = all.finish(&mut sums, 2.0);
         assert!((lse - (90.0 + (2.0 + e).ln())).abs() < 1e-5 && (sums[0] - 2.0 * (4.0 - e) / (2.0 + e)).abs() < 1e-6);
         let mut zeros = [0.0];
         assert_eq!((Weights::NONE.finish(&mut zeros, 1.0), zeros), (f32::NEG_INFINITY, [0.0]));
         // NaN stays NaN, whatever the maximum of the part.
-        all.add(&mut sums, Weights { largest: f32::NEG_INFINITY, total: f32::NAN }, &[f32::NAN]);
+        all.add(&mut sums, Weights { row_max: f32::NEG_INFINITY, row_sum: f32::NAN }, &[f32::NAN]);
         assert!(all.finish(&mut sums, 1.0).is_nan() && sums[0].is_nan());
     }
 

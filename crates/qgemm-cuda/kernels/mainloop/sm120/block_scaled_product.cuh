@@ -37,7 +37,7 @@ QG_DEVICE u32 token_of(u32 row) {
 
 // Precomputed addresses of the lane's data in a stage.
 // The compiler would recompute them for every stage.
-struct LanePlace {
+struct LaneOffsets {
     // Offsets of the `ldmatrix` rows of X, the tokens' scales and
     // the warp's row tiles, and the permutation of W.
     u32 x, scale, w;
@@ -47,7 +47,7 @@ struct LanePlace {
     // 16-byte chunk, then of the next chunk.
     // Chunk c of token r is at c ^ (r / 2 % 4), TMA's
     // 64-byte swizzle.
-    QG_DEVICE LanePlace of(u32 warp, u32 lane) {
+    QG_DEVICE LaneOffsets of(u32 warp, u32 lane) {
         const u32 first = warp % QG_WARPS_M * WARP_M, row = lane / 8 % 2 * 8 + token_of(lane % 8), t = lane % 4;
         const u32 x = (first + row) * X_STAGE_BYTES + (lane / 16 ^ row / 2 % 4) * 16;
         const u32 token = first + t / 2 * 16 + t % 2 * 8 + token_of(lane / 4);
@@ -73,7 +73,7 @@ struct XScales {
 static_assert(WORD_STAGES <= 2, "two stages share a word at most");
 
 // acc += X · Wᵀ over a stage.
-QG_DEVICE void multiply_stage(Accumulators& acc, const Pipeline& pipeline, u32 stage, u32 half, const LanePlace& place) {
+QG_DEVICE void multiply_stage(Accumulators& acc, const Pipeline& pipeline, u32 stage, u32 half, const LaneOffsets& place) {
     const u32 x = shared_address(pipeline.x[stage]);
     WStage w;
     WStage::load(w, pipeline.w[stage][0] + place.w, place.order);

@@ -5,7 +5,7 @@
 // instructions: two k-steps if contiguous along K,
 // otherwise two tiles.
 //
-// `LanePlaces` gives the rows of A and columns of B of a lane.
+// `LaneCoordinates` gives the rows of A and columns of B of a lane.
 #pragma once
 #include "atoms/memory.cuh"
 #include "atoms/mma.cuh"

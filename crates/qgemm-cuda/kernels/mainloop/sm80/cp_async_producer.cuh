@@ -5,7 +5,7 @@
 #pragma once
 #include "atoms/cp_async.cuh"
 #include "atoms/opaque_register.cuh"
-#include "mainloop/parked_state.cuh"
+#include "mainloop/scheduler_state.cuh"
 #include "mainloop/sm80/pipeline.cuh"
 #include "sched/rows.cuh"
 #include "sched/split.cuh"
@@ -95,9 +95,9 @@ struct Producer {
     u32 w_pitch;
     XSource x;
 
-    QG_DEVICE Producer start(const GemmParams& p, Pipeline& pipeline, Parked<WorkList>& list, u32 thread) {
+    QG_DEVICE Producer start(const GemmParams& p, Pipeline& pipeline, SharedCopy<WorkList>& list, u32 thread) {
         Producer s;
-        Parked<WorkList>::store(list, WorkList::of_cta(p), thread % 32);
+        SharedCopy<WorkList>::store(list, WorkList::of_cta(p), thread % 32);
         s.w_at = 0;
         s.w_target = opaque_register(shared_address(pipeline.w[0].k_tile[thread / 32 * ROW_TILES]) + thread % 32 * 16);
         s.x.target =
@@ -107,7 +107,7 @@ struct Producer {
     }
 
     // `list` is the work after the current tile.
-    QG_DEVICE void next_tile(Producer& s, const GemmParams& p, Parked<WorkList>& list, u32 thread) {
+    QG_DEVICE void next_tile(Producer& s, const GemmParams& p, SharedCopy<WorkList>& list, u32 thread) {
         WorkTile work;
         s.k_tiles = 0;
         if (!take_next(list, p, work, thread % 32)) return;
@@ -120,7 +120,7 @@ struct Producer {
 
     // Starts the copy of the next k-block to X stage `stage`.
     // `k_block` is its number in the k-tile.
-    QG_DEVICE void copy(Producer& s, Pipeline& pipeline, Parked<WorkList>& list, const GemmParams& p, u32 k_block,
+    QG_DEVICE void copy(Producer& s, Pipeline& pipeline, SharedCopy<WorkList>& list, const GemmParams& p, u32 k_block,
                         u32 stage, u32 thread) {
         if (s.k_tiles == 0) return;
         if (k_block == 0) copy_w(s, thread % 32);

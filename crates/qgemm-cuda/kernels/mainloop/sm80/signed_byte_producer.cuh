@@ -5,7 +5,7 @@
 #include "atoms/cp_async.cuh"
 #include "atoms/mbarrier.cuh"
 #include "atoms/opaque_register.cuh"
-#include "mainloop/parked_state.cuh"
+#include "mainloop/scheduler_state.cuh"
 #include "mainloop/signed_byte_ring.cuh"
 #include "mainloop/w_ring.cuh"
 #include "sched/split.cuh"
@@ -105,16 +105,16 @@ struct ByteProducer {
     // Stages that are copied but not yet permuted.
     u32 waiting;
 
-    QG_DEVICE void start(ByteProducer& s, const GemmParams& p, BytePipeline& pipeline, Parked<WorkList>& list,
+    QG_DEVICE void start(ByteProducer& s, const GemmParams& p, BytePipeline& pipeline, SharedCopy<WorkList>& list,
                          u32 thread) {
-        Parked<WorkList>::store(list, WorkList::of_cta(p), thread % 32);
+        SharedCopy<WorkList>::store(list, WorkList::of_cta(p), thread % 32);
         s.w_at = s.waiting = 0;
         s.w_target = opaque_register(shared_address(pipeline.w[0].k_tile[thread / 32 * ROW_TILES]) + thread % 32 * 16);
         next_tile(s, p, list, thread);
     }
 
     // `list` is the work after the current tile.
-    QG_DEVICE void next_tile(ByteProducer& s, const GemmParams& p, Parked<WorkList>& list, u32 thread) {
+    QG_DEVICE void next_tile(ByteProducer& s, const GemmParams& p, SharedCopy<WorkList>& list, u32 thread) {
         WorkTile work;
         s.k_tiles = 0;
         if (!take_next(list, p, work, thread % 32)) return;
@@ -128,7 +128,7 @@ struct ByteProducer {
     // Starts the copy of the next stage, number `part` of its run,
     // to stage `stage`, as one group.
     // The group is empty at the end of the work.
-    QG_DEVICE void copy(ByteProducer& s, BytePipeline& pipeline, Parked<WorkList>& list, const SignedByteParams& given, u32 part,
+    QG_DEVICE void copy(ByteProducer& s, BytePipeline& pipeline, SharedCopy<WorkList>& list, const SignedByteParams& given, u32 part,
                         u32 stage, u32 thread) {
         if (s.k_tiles > 0) {
             if (part == 0) copy_w(s, thread % 32);

@@ -27,7 +27,7 @@ struct Piece {
     QG_DEVICE Piece of(const TmaAttentionParams& params, const AttentionItem& item, u32 tile, u32 i) {
         const u32 keys = 1u << params.piece_shift, key = tile + i * keys;
         if (i * keys >= QG_KEYS || !any_visible(item, key, keys)) return {-1, 0, false};
-        const KeyPlace at = place_of_key(params.attention, item.s, key);
+        const KeyAddress at = address_of_key(params.attention, item.s, key);
         return {at.is_present ? (i32)at.page : -1, (i32)at.row, !at.is_present};
     }
 };
@@ -122,7 +122,7 @@ struct TileRows {
             bool is_absent = false;
             rows.element[i] = NONE;
             if (any_visible(item, key, 1)) {
-                const KeyPlace at = place_of_key(p, item.s, key);
+                const KeyAddress at = address_of_key(p, item.s, key);
                 is_absent = !at.is_present;
                 if (at.is_present) rows.element[i] = at.page * heads.page_stride + at.row * heads.token_stride;
             }

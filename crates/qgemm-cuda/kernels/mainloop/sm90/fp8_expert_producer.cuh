@@ -19,16 +19,16 @@ QG_DEVICE Fp8GemmParams problem_of(const Fp8GemmParams& params, const OwnRows& o
 
 // The warp that copies X. It also publishes tile info and
 // arrives on full barriers for X and W.
-QG_DEVICE void produce_expert_x(Pipeline& pipeline, WorkTileNotes& notes, const TmaFp8GemmParams& params, u32 lane) {
+QG_DEVICE void produce_expert_x(Pipeline& pipeline, WorkTileInfoRing& infos, const TmaFp8GemmParams& params, u32 lane) {
     const GemmParams& p = params.fp8.gemm;
     WorkList list = WorkList::of_cta(p);
     WorkTile work;
     Position at = {};
-    u32 note = 0;
+    u32 info = 0;
     while (WorkList::next(list, p, work)) {
         Position::wait_empty(at, pipeline);
-        if (lane == 0) WorkTileNote::write(notes.note[note], work);
-        note = WorkTileNotes::next(note);
+        if (lane == 0) WorkTileInfo::write(infos.info[info], work);
+        info = WorkTileInfoRing::next(info);
 #pragma unroll 1
         for (u32 k = work.begin; k < work.end; k++) {
             Position::wait_empty(at, pipeline);
@@ -47,7 +47,7 @@ QG_DEVICE void produce_expert_x(Pipeline& pipeline, WorkTileNotes& notes, const 
     }
     Position::wait_empty(at, pipeline);
     if (lane == 0) {
-        WorkTileNote::write(notes.note[note], {});
+        WorkTileInfo::write(infos.info[info], {});
         mbarrier_arrive(&pipeline.full[Position::stage(at)]);
     }
 }
@@ -83,12 +83,12 @@ QG_DEVICE void produce_expert_scales(Pipeline& pipeline, const Fp8GemmParams& pa
 // Work of the producer warpgroup; `thread` is its thread index.
 // The last CTA has the fewest tiles.
 // It then validates the index, with `words` in shared memory.
-QG_DEVICE void produce_experts(Pipeline& pipeline, WorkTileNotes& notes, const TmaFp8GemmParams& params, u32 thread, u32* words) {
+QG_DEVICE void produce_experts(Pipeline& pipeline, WorkTileInfoRing& infos, const TmaFp8GemmParams& params, u32 thread, u32* words) {
     constexpr u32 THREADS = 128, BARRIER = 4;
     const u32 warp = shfl_idx_u32(thread / 32, 0), lane = thread % 32;
     // The previous launch may write the index, which selects W.
     griddepcontrol_wait();
-    if (warp == 0) produce_expert_x(pipeline, notes, params, lane);
+    if (warp == 0) produce_expert_x(pipeline, infos, params, lane);
     if (warp == 1) produce_expert_w(pipeline, params, lane);
     if (HAS_BLOCK_SCALES && warp >= 2 && warp < 2 + SCALE_WARPS) produce_expert_scales(pipeline, params.fp8, warp - 2, lane);
     if (cta_index().x + 1 == grid_ctas().x)

@@ -12,7 +12,7 @@
 #pragma once
 #include "atoms/shared_in_register.cuh"
 #include "atoms/wgmma_fp8_lines.cuh"
-#include "mainloop/sm90/x_place.cuh"
+#include "mainloop/sm90/x_address.cuh"
 
 static_assert(PARTS == 1 && QG_W_BLOCK_SCALES, "a warpgroup's features have their sums at once, and a scale each eight");
 
@@ -101,14 +101,14 @@ QG_DEVICE void finish_stage(Accumulators& sums, XFragments& x) {
 // The wait for the next stage overlaps the wgmmas of this stage.
 // X of the next stage is loaded before the sums are added.
 QG_DEVICE void multiply_tile(Accumulators& acc, Pipeline& shared, Position& at, u32 tokens, const WorkTile& work, const GemmParams& p,
-                             const LanePlace& place, u32 lane) {
+                             const LaneOffsets& place, u32 lane) {
     acc = {};
     Pipeline& pipeline = shared_in_register(shared);
-    const XPlace x_place = XPlace::of(place, tokens, lane);
+    const XAddress x_address = XAddress::of(place, tokens, lane);
     XColumns columns;
     const auto load = [&](u32 stage) {
 #pragma unroll
-        for (u32 k_block = 0; k_block < STAGE_K_BLOCKS; k_block++) XPlace::load(columns, pipeline.x[stage], x_place, k_block);
+        for (u32 k_block = 0; k_block < STAGE_K_BLOCKS; k_block++) XAddress::load(columns, pipeline.x[stage], x_address, k_block);
     };
     const u32 first_tile = place.group_n * GROUP_TILES;
     load(Position::stage(at));

@@ -11,7 +11,7 @@
 #include "mainloop/fp8_codes.cuh"
 #include "mainloop/ring.cuh"
 #include "mainloop/sm90/cluster.cuh"
-#include "mainloop/sm90/work_tile_notes.cuh"
+#include "mainloop/sm90/work_tile_info.cuh"
 #include "mainloop/tma_params.cuh"
 #include "sched/tile.cuh"
 #if QG_W_LINES
@@ -137,17 +137,17 @@ struct Position {
 // Tokens past the last are not copied, with two exceptions:
 // a tile without any tokens, and the largest tile, whose lanes
 // do not check tokens. There they are zero-filled.
-QG_DEVICE void produce_x(Pipeline& pipeline, WorkTileNotes& notes, const TmaFp8GemmParams& params) {
+QG_DEVICE void produce_x(Pipeline& pipeline, WorkTileInfoRing& infos, const TmaFp8GemmParams& params) {
     const GemmParams& p = params.fp8.gemm;
     WorkList list = WorkList::of_cta(p);
     WorkTile work;
     Position at = {};
-    u32 note = 0;
+    u32 info = 0;
     griddepcontrol_wait();
     while (WorkList::next(list, p, work)) {
         Position::wait_empty(at, pipeline);
-        WorkTileNote::write(notes.note[note], work);
-        note = WorkTileNotes::next(note);
+        WorkTileInfo::write(infos.info[info], work);
+        info = WorkTileInfoRing::next(info);
         // The second CTA of a cluster may have no tokens.
         const u32 token = first_token_of(work), left = token < p.shape.m ? p.shape.m - token : QG_TILE_M;
         const u32 tokens = !IS_LARGEST && left < QG_TILE_M ? left : QG_TILE_M;
@@ -162,7 +162,7 @@ QG_DEVICE void produce_x(Pipeline& pipeline, WorkTileNotes& notes, const TmaFp8G
         }
     }
     Position::wait_empty(at, pipeline);
-    WorkTileNote::write(notes.note[note], {});
+    WorkTileInfo::write(infos.info[info], {});
     mbarrier_arrive(&pipeline.full[Position::stage(at)]);
 }
 

@@ -6,7 +6,7 @@
 #pragma once
 #include "atoms/shared_in_register.cuh"
 #include "atoms/wgmma_fp8.cuh"
-#include "mainloop/sm90/x_place.cuh"
+#include "mainloop/sm90/x_address.cuh"
 
 // Scale records (runs of eight rows) per part.
 constexpr u32 PART_RUNS = PART_N / SCALE_ROWS;
@@ -45,7 +45,7 @@ struct Factors {
     u32 own;
     float x[2];
 
-    QG_DEVICE Factors load(const StageScales& all, const LanePlace& place, u32 part, u32 lane) {
+    QG_DEVICE Factors load(const StageScales& all, const LaneOffsets& place, u32 part, u32 lane) {
         Factors f = {};
         StageScales::load_x(all, place.token, f.x);
         f.in_pairs = true;
@@ -159,13 +159,13 @@ constexpr bool LOADS_AHEAD = IS_LARGEST;
 // All work that can wait runs during the wgmmas:
 // nothing else fills this time.
 QG_DEVICE void multiply_tile(Accumulators& acc, Pipeline& shared, Position& at, u32 tokens, const WorkTile& work, const GemmParams&,
-                             const LanePlace& place, u32 lane) {
+                             const LaneOffsets& place, u32 lane) {
     u32 count = work.end - work.begin;
     acc = {};
     Pipeline& pipeline = shared_in_register(shared);
-    const XPlace x_place = XPlace::of(place, tokens, lane);
+    const XAddress x_address = XAddress::of(place, tokens, lane);
     XColumns columns;
-    const auto load = [&](u32 stage, u32 k_block) { XPlace::load(columns, pipeline.x[stage], x_place, k_block); };
+    const auto load = [&](u32 stage, u32 k_block) { XAddress::load(columns, pipeline.x[stage], x_address, k_block); };
     load(Position::stage(at), 0), load(Position::stage(at), 1);
 #pragma unroll 1
     for (; count > 0; count--) {

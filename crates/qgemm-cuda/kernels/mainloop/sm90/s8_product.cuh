@@ -6,7 +6,7 @@
 #pragma once
 #include "atoms/shared_in_register.cuh"
 #include "atoms/wgmma_s8.cuh"
-#include "mainloop/sm90/x_place.cuh"
+#include "mainloop/sm90/x_address.cuh"
 
 static_assert(!HAS_BLOCK_SCALES, "sums are exact, and scaled once");
 
@@ -66,17 +66,17 @@ QG_DEVICE void multiply_stage(Sums& sums, const XFragments& x, const Pipeline& p
 // without token scales.
 template <bool ADDS>
 QG_DEVICE void multiply_stages(Accumulators& acc, Pipeline& pipeline, Position& at, u32 tokens, u32 count,
-                               const LanePlace& place, u32 lane) {
+                               const LaneOffsets& place, u32 lane) {
     Sums sums = {};
     // Code sums of the lane's columns, for its two tokens.
     i32 codes[2] = {0, 0};
-    const XPlace x_place = XPlace::of(place, tokens, lane);
+    const XAddress x_address = XAddress::of(place, tokens, lane);
 #pragma unroll 1
     for (; count > 0; count--) {
         Position::wait_full(at, pipeline);
         XColumns columns;
-        XPlace::load(columns, pipeline.x[Position::stage(at)], x_place, 0);
-        XPlace::load(columns, pipeline.x[Position::stage(at)], x_place, 1);
+        XAddress::load(columns, pipeline.x[Position::stage(at)], x_address, 0);
+        XAddress::load(columns, pipeline.x[Position::stage(at)], x_address, 1);
         XFragments x = XColumns::in_order(columns);
 #pragma unroll
         for (u32 step = 0; step < STEPS; step++) {
@@ -106,7 +106,7 @@ QG_DEVICE void multiply_stages(Accumulators& acc, Pipeline& pipeline, Position& 
 
 // acc = X · Wᵀ over the stages of a work tile.
 QG_DEVICE void multiply_tile(Accumulators& acc, Pipeline& shared, Position& at, u32 tokens, const WorkTile& work, const GemmParams&,
-                             const LanePlace& place, u32 lane) {
+                             const LaneOffsets& place, u32 lane) {
     u32 count = work.end - work.begin;
     Pipeline& pipeline = shared_in_register(shared);
     if constexpr (FLUSHES) {

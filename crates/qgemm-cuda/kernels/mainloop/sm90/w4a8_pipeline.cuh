@@ -18,7 +18,7 @@
 #include "sched/tile.cuh"
 #if QG_EXPERT_TILES
 #include "atoms/tma_tensor5.cuh"
-#include "mainloop/sm90/work_tile_notes.cuh"
+#include "mainloop/sm90/work_tile_info.cuh"
 #endif
 
 struct W4A8Params {
@@ -104,15 +104,15 @@ struct TileRows {
 // come along and are ignored.
 // All lanes iterate over the tiles, because the tile search
 // works on a whole warp.
-QG_DEVICE void produce_x_and_w(Pipeline& pipeline, const W4A8Params& params, WorkTileNotes& notes, u32 lane) {
+QG_DEVICE void produce_x_and_w(Pipeline& pipeline, const W4A8Params& params, WorkTileInfoRing& infos, u32 lane) {
     WorkList list = WorkList::of_cta(params.gemm);
     WorkTile work;
     Position at = {};
-    u32 note = 0;
+    u32 info = 0;
     while (WorkList::next(list, params.gemm, work)) {
         Position::wait_empty(at, pipeline.empty);
-        if (lane == 0) WorkTileNote::write(notes.note[note], work);
-        note = WorkTileNotes::next(note);
+        if (lane == 0) WorkTileInfo::write(infos.info[info], work);
+        info = WorkTileInfoRing::next(info);
 #pragma unroll 1
         for (u32 k = work.begin; k < work.end; k++) {
             Position::wait_empty(at, pipeline.empty);
@@ -131,7 +131,7 @@ QG_DEVICE void produce_x_and_w(Pipeline& pipeline, const W4A8Params& params, Wor
     }
     Position::wait_empty(at, pipeline.empty);
     if (lane == 0) {
-        WorkTileNote::write(notes.note[note], {});
+        WorkTileInfo::write(infos.info[info], {});
         mbarrier_arrive(&pipeline.full[at.stage]);
     }
 }
@@ -291,12 +291,12 @@ QG_DEVICE void produce_sums(Pipeline& pipeline, const GemmParams& p, u32 lane) {
 // Work of the producer warpgroup; `thread` is its thread index.
 // The last CTA has the fewest tiles.
 // It then validates the index, with `words` in shared memory.
-QG_DEVICE void produce(Pipeline& pipeline, const W4A8Params& params, u32 thread, WorkTileNotes& notes, u32* words) {
+QG_DEVICE void produce(Pipeline& pipeline, const W4A8Params& params, u32 thread, WorkTileInfoRing& infos, u32* words) {
     constexpr u32 THREADS = 128, BARRIER = 4;
     // The previous launch may write the index, which selects W.
     griddepcontrol_wait();
     const u32 warp = shfl_idx_u32(thread / 32, 0), lane = thread % 32;
-    if (warp == 0) produce_x_and_w(pipeline, params, notes, lane);
+    if (warp == 0) produce_x_and_w(pipeline, params, infos, lane);
     if (QG_X_BLOCK_SCALES && warp == 1) produce_scales(pipeline, params, lane);
 #if QG_SUMS_OF_X
     if (warp == 1) produce_sums(pipeline, params.gemm, lane);

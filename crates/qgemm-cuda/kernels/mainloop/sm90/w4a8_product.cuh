@@ -150,7 +150,7 @@ struct RunRows {
 constexpr u32 BLOCK_STEPS = K_BLOCK / INSTRUCTION_K, RUN_BLOCKS = RUN_STEPS > BLOCK_STEPS ? RUN_STEPS / BLOCK_STEPS : 1;
 
 // K-block `block` of a stage.
-QG_DEVICE KTile block_of(const u8* k_tiles, u32 block, const ColumnPlace& place) {
+QG_DEVICE KTile block_of(const u8* k_tiles, u32 block, const LaneColumns& place) {
     return columns_of(k_tiles + block / K_BLOCKS * QG_K_TILE_BYTES, block % K_BLOCKS, place);
 }
 // Decodes k-block `block` of a run to operands.
@@ -279,7 +279,7 @@ QG_DEVICE void take_rests(Sum (&sums)[SUMS], const KTile& records, u32 sub, cons
 // `x`: a part's tokens in a stage; `x_scales` only if X has
 // block scales.
 // Rows of X from `tokens` on were never copied to shared memory.
-QG_DEVICE void add_far_columns(float (&acc)[SUMS], const u8* k_tiles, const u8* x, const float* x_scales, const ColumnPlace& place, u32 tokens,
+QG_DEVICE void add_far_columns(float (&acc)[SUMS], const u8* k_tiles, const u8* x, const float* x_scales, const LaneColumns& place, u32 tokens,
                                u32 lane) {
     // Any exponent for which E4M3 holds all codes.
     constexpr u32 HALF = 6;
@@ -325,7 +325,7 @@ struct Product {
     float (&acc)[PARTS][SUMS];
     // `tokens`: valid tokens of the tile.
     u32 tokens, warp, lane;
-    ColumnPlace place;
+    LaneColumns place;
     // Operands and scales of the next run.
     RunOperands operands;
     RunRows rows;
@@ -464,7 +464,7 @@ QG_DEVICE void multiply_tile(Accumulators& all, Pipeline& pipeline, Position& at
     warp_barrier();
 #endif
     all = {};
-    Product product = {acc, rows.count, warp, lane, ColumnPlace::of_lane(lane)};
+    Product product = {acc, rows.count, warp, lane, LaneColumns::of_lane(lane)};
     mbarrier_wait(&pipeline.full[at.stage], at.parity);
     Product::begin(product, pipeline, at);
 #pragma unroll 1

@@ -10,7 +10,7 @@ use qgemm_hal::{
     Geometry, HalError, KernelDType, KernelId, KvFormat, LaunchSequence, Operand, Operands, Spec, Unsupported, Variant,
 };
 
-use super::super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
+use super::super::kernel_launch::{Addresses, KernelLaunch, MakeKernel, Params, load};
 use super::super::launch_params::LaunchParams;
 use super::super::prelude::Prelude;
 use super::params::{AttentionParams, MaskedParams, is_all, kv_code};
@@ -130,13 +130,13 @@ struct MaskedCpAsyncParams {
 }
 
 impl Params for MaskedCpAsyncParams {
-    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+    fn with(&self, operands: &Operands<'_>, at: &Addresses<'_>) -> Result<LaunchParams, HalError> {
         Ok(LaunchParams::of(&Self { attention: self.attention.at(operands, at)?, ..*self }))
     }
 }
 
 impl Params for CpAsyncParams {
-    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+    fn with(&self, operands: &Operands<'_>, at: &Addresses<'_>) -> Result<LaunchParams, HalError> {
         Ok(LaunchParams::of(&Self { attention: self.attention.at(operands, at)?, ..*self }))
     }
 }

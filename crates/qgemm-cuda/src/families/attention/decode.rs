@@ -27,8 +27,8 @@ const COUNTERS: usize = WorkspaceLayout::RESERVED / size_of::<u32>();
 /// keys are read too often.
 const MOST_ROWS: usize = 128;
 /// Bytes after the rings, for what the end of a CTA
-/// needs (`ParkedWork` in `mainloop/attention_decode_work.cuh`).
-const PARKED_BYTES: u32 = 48;
+/// needs (`SharedWork` in `mainloop/attention_decode_work.cuh`).
+const STATE_BYTES: u32 = 48;
 /// Supported head dimensions.
 const DIMS: [u32; 2] = [64, 128];
 /// Minimum keys of a split-KV part.
@@ -68,7 +68,7 @@ fn rows(kv: KvFormat, is_masked: bool, variant: Variant) -> &'static [u32] {
 
 /// Whether the product is transposed: keys are the rows of
 /// `mma`, queries the columns.
-fn is_turned(spec: &AttentionSpec) -> bool {
+fn is_transposed(spec: &AttentionSpec) -> bool {
     spec.rows == 8
 }
 
@@ -127,7 +127,7 @@ fn ctas_a_unit(spec: &AttentionSpec, variant: Variant) -> usize {
 fn slots(spec: &AttentionSpec) -> u32 {
     match spec.kv.bits() > 8 {
         _ if pairs::is_of(spec) => pairs::SLOTS,
-        true if is_turned(spec) => 3,
+        true if is_transposed(spec) => 3,
         true => 6,
         false if spec.qk > 64 => 3,
         false => 4,
@@ -138,22 +138,22 @@ fn slots(spec: &AttentionSpec) -> u32 {
 /// rings and parked work.
 fn shared_bytes(spec: &AttentionSpec) -> u32 {
     if pairs::is_of(spec) {
-        return pairs::ring_bytes() + PARKED_BYTES;
+        return pairs::ring_bytes() + STATE_BYTES;
     }
     let bytes = |numbers: u32| spec.kv.bytes_of(numbers as usize) as u32;
     let scales = spec.kv.scale_bytes_of(spec.qk as usize) as u32;
     // Swizzled rows need no padding.
-    let is_exchanged = |numbers| spec.kv.bits() > 8 || bytes(numbers) == 128;
+    let is_permuted = |numbers| spec.kv.bits() > 8 || bytes(numbers) == 128;
     let k_gap = match spec.kv {
-        _ if is_exchanged(spec.qk) || spec.kv == KvFormat::E4M3 => 0,
+        _ if is_permuted(spec.qk) || spec.kv == KvFormat::E4M3 => 0,
         _ if spec.kv.bits() == 8 => 32,
         _ => 16,
     };
-    let v_gap = if is_exchanged(spec.v) { 0 } else { 16 };
+    let v_gap = if is_permuted(spec.v) { 0 } else { 16 };
     let row = (bytes(spec.qk) + k_gap).max(bytes(spec.v) + v_gap) + scales;
     // f16 weights (softmax probabilities) of eight rows.
-    let weights = if is_turned(spec) { spec.rows * 2 } else { 0 };
-    spec.keys * (slots(spec) * row + weights) + PARKED_BYTES
+    let weights = if is_transposed(spec) { spec.rows * 2 } else { 0 };
+    spec.keys * (slots(spec) * row + weights) + STATE_BYTES
 }
 
 fn id(spec: AttentionSpec, variant: Variant) -> KernelId {
@@ -272,14 +272,14 @@ fn part_keys(keys: usize, tiles: usize, at_once: usize, turn: usize) -> usize {
 
 /// Whether there are enough counters for the attention kernel
 /// to combine the parts itself.
-fn adds_up(op: &CheckedAttention, row_ctas: usize) -> bool {
+fn combines_splits(op: &CheckedAttention, row_ctas: usize) -> bool {
     op.sequences * op.kv_heads * row_ctas <= COUNTERS
 }
 
 /// Workspace bytes of counters and split-KV results. A kernel that combines
 /// them itself uses constant strides.
 fn partial_bytes(op: &CheckedAttention, spec: &AttentionSpec, cut: &Cut) -> usize {
-    match adds_up(op, cut.row_ctas) {
+    match combines_splits(op, cut.row_ctas) {
         true => op.partial_bytes_of(cut.parts, spec.v as usize),
         false => op.partial_bytes(cut.parts),
     }
@@ -299,7 +299,7 @@ impl Family<CheckedAttention> for AttentionDecode {
         let rows = op.most_queries() * op.group();
         Ok(vec![AttentionConfig {
             kernel: id(spec, variant),
-            launches: if cut.parts > 1 && !adds_up(op, cut.row_ctas) { 2 } else { 1 },
+            launches: if cut.parts > 1 && !combines_splits(op, cut.row_ctas) { 2 } else { 1 },
             parts: cut.parts as u32,
             part_keys: cut.part_keys as u32,
             workspace_bytes: if cut.parts > 1 { partial_bytes(op, &spec, &cut) } else { 0 },
@@ -342,7 +342,7 @@ pub(super) fn sequence(
         threads: threads(&spec),
         shared_bytes: shared_bytes(&spec),
         counts: true,
-        adds_up: adds_up(op, row_ctas),
+        combines_splits: combines_splits(op, row_ctas),
     };
     simt::in_parts(NAME, op, config, variant, attend, make)
 }

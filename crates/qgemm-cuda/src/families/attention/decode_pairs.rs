@@ -9,7 +9,7 @@ use qgemm_formats::DType;
 use qgemm_hal::abi::AttentionPointers;
 use qgemm_hal::{AttentionSpec, CheckedAttention, HalError, KernelDType, KvFormat, KvRows, Operands, Paging, Variant};
 
-use super::super::kernel_launch::{Params, Places};
+use super::super::kernel_launch::{Addresses, Params};
 use super::super::launch_params::LaunchParams;
 use super::params::AttentionParams;
 use crate::tensor_map::{EncodedMap, MapElement, MapSwizzle, TileMap};
@@ -65,8 +65,8 @@ pub(super) fn has(kv: KvFormat, variant: Variant) -> bool {
 pub(super) fn ring_bytes() -> u32 {
     let slots = RINGS * SLOTS * TILE * (LINE + SCALES);
     // Two mbarriers and a mask for each slot.
-    let notes = (SLOTS * (8 + 8 + 4)).next_multiple_of(8);
-    (slots + WARPS * TILE * ROWS * 2 + RINGS * notes).next_multiple_of(16)
+    let barriers = (SLOTS * (8 + 8 + 4)).next_multiple_of(8);
+    (slots + WARPS * TILE * ROWS * 2 + RINGS * barriers).next_multiple_of(16)
 }
 
 /// Whether such a kernel supports `op`: the heads of a pair
@@ -166,7 +166,7 @@ pub(super) fn params(op: &CheckedAttention, attention: AttentionParams) -> Arc<d
 }
 
 impl Params for Mapped {
-    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+    fn with(&self, operands: &Operands<'_>, at: &Addresses<'_>) -> Result<LaunchParams, HalError> {
         let attention = self.attention.at(operands, at)?;
         let AttentionPointers { k, v, .. } = attention.at;
         let maps = [(at.encode)(&self.keys.map(k, self.box_keys))?, (at.encode)(&self.values.map(v, self.box_keys))?];

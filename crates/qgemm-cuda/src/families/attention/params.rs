@@ -8,10 +8,10 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_formats::DType;
 use qgemm_hal::abi::{self, AttentionBits, AttentionPointers, AttentionShape, dtype_code};
 use qgemm_hal::{
-    AttentionOperand, CheckedAttention, HalError, KvFormat, KvPlaces, MaskBits, Operands, Paging, QueryLengths,
+    AttentionOperand, CheckedAttention, HalError, KvAddressing, KvFormat, MaskBits, Operands, Paging, QueryLengths,
 };
 
-use super::super::kernel_launch::{Params, Places};
+use super::super::kernel_launch::{Addresses, Params};
 use super::super::launch_params::LaunchParams;
 
 /// `AttentionParams` in `mainloop/attention_keys.cuh`.
@@ -24,7 +24,7 @@ pub(in crate::families) struct AttentionParams {
 
 impl AttentionParams {
     /// Fills in the operands' addresses.
-    pub fn at(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<Self, HalError> {
+    pub fn at(&self, operands: &Operands<'_>, at: &Addresses<'_>) -> Result<Self, HalError> {
         use AttentionOperand as O;
         let mut params = *self;
         let pointers = [
@@ -51,7 +51,7 @@ impl AttentionParams {
 }
 
 impl Params for AttentionParams {
-    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+    fn with(&self, operands: &Operands<'_>, at: &Addresses<'_>) -> Result<LaunchParams, HalError> {
         Ok(LaunchParams::of(&self.at(operands, at)?))
     }
 }
@@ -84,14 +84,14 @@ impl MaskedParams {
     }
 
     /// Fills in the operands' addresses.
-    pub fn at(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<Self, HalError> {
+    pub fn at(&self, operands: &Operands<'_>, at: &Addresses<'_>) -> Result<Self, HalError> {
         let address = at.of(operands, AttentionOperand::Mask)?;
         Ok(Self { attention: self.attention.at(operands, at)?, bits: AttentionBits { address, ..self.bits } })
     }
 }
 
 impl Params for MaskedParams {
-    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+    fn with(&self, operands: &Operands<'_>, at: &Addresses<'_>) -> Result<LaunchParams, HalError> {
         Ok(LaunchParams::of(&self.at(operands, at)?))
     }
 }
@@ -124,8 +124,8 @@ impl AttentionParams {
             (abi::FLAG_CAUSAL, op.causal),
             (abi::FLAG_SOFT_CAP, op.soft_cap.is_some()),
             (abi::FLAG_Q_OFFSETS, matches!(op.queries, QueryLengths::Offsets { .. })),
-            (abi::FLAG_KV_OFFSETS, matches!(op.places, KvPlaces::Offsets { .. })),
-            (abi::FLAG_KV_LENGTHS, width > 0 || matches!(op.places, KvPlaces::Pages { lengths: true, .. })),
+            (abi::FLAG_KV_OFFSETS, matches!(op.places, KvAddressing::Offsets { .. })),
+            (abi::FLAG_KV_LENGTHS, width > 0 || matches!(op.places, KvAddressing::Pages { lengths: true, .. })),
             (abi::FLAG_LSE, op.lse),
             (abi::FLAG_Q_ALIGNED, op.q.aligned),
             (abi::FLAG_KV_ALIGNED, op.k.rows.aligned && op.v.rows.aligned),

@@ -255,7 +255,7 @@ pub(super) fn sequence(
         threads: THREADS,
         shared_bytes: shared_bytes(&spec),
         counts: false,
-        adds_up: false,
+        combines_splits: false,
     };
     in_parts(NAME, op, config, variant, attend, make)
 }
@@ -276,7 +276,7 @@ pub(super) struct Attend {
     pub counts: bool,
     /// Whether the last CTA to arrive combines the parts, so that
     /// no combine kernel is needed.
-    pub adds_up: bool,
+    pub combines_splits: bool,
 }
 
 /// Launches of a split-KV plan: the attention kernel, then the combine
@@ -291,7 +291,15 @@ pub(super) fn in_parts(
 ) -> Result<LaunchSequence, HalError> {
     use AttentionOperand as O;
     let Attend {
-        id: attend_id, spec: attend_spec, row_ctas, head_ctas, threads, shared_bytes, counts, adds_up, ..
+        id: attend_id,
+        spec: attend_spec,
+        row_ctas,
+        head_ctas,
+        threads,
+        shared_bytes,
+        counts,
+        combines_splits,
+        ..
     } = attend;
     let params = AttentionParams::new(op, config.parts, config.part_keys, row_ctas as u32);
     let of_attend = (attend.params)(op, params);
@@ -324,7 +332,7 @@ pub(super) fn in_parts(
     }
     let of_attend = if counts { 0..config.workspace_bytes } else { workspace.clone() };
     let attend = attend.of_operation().bind_part(O::Workspace, O::Workspace, of_attend);
-    if adds_up {
+    if combines_splits {
         return Ok(LaunchSequence::new::<O>(name, vec![attend]));
     }
     let combine_ctas = op.sequences * op.most_queries() * op.heads;

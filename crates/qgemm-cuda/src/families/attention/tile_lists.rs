@@ -12,7 +12,7 @@ use qgemm_hal::{
     LaunchStep, MaskBits, Operand, Operands, Spec, Unsupported, Variant,
 };
 
-use super::super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places};
+use super::super::kernel_launch::{Addresses, KernelLaunch, MakeKernel, Params};
 use super::super::launch_params::LaunchParams;
 use super::super::prelude::Prelude;
 use super::params::{AttentionParams, MaskedParams};
@@ -66,13 +66,13 @@ impl ListedParams {
     }
 
     /// Fills in the operands' addresses.
-    pub fn at(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<Self, HalError> {
+    pub fn at(&self, operands: &Operands<'_>, at: &Addresses<'_>) -> Result<Self, HalError> {
         Ok(Self { masked: self.masked.at(operands, at)?, ..*self })
     }
 }
 
 impl Params for ListedParams {
-    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+    fn with(&self, operands: &Operands<'_>, at: &Addresses<'_>) -> Result<LaunchParams, HalError> {
         Ok(LaunchParams::of(&self.at(operands, at)?))
     }
 }

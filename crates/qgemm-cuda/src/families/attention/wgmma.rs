@@ -14,11 +14,11 @@ use qgemm_formats::DType;
 use qgemm_hal::abi::{AttentionPointers, dtype_code};
 use qgemm_hal::{
     AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, CheckedAttention, Device, DeviceInfo, Family,
-    Geometry, HalError, KernelDType, KernelId, KvFormat, KvPaging, KvPlaces, KvRows, LaunchSequence, LaunchStep,
+    Geometry, HalError, KernelDType, KernelId, KvAddressing, KvFormat, KvPaging, KvRows, LaunchSequence, LaunchStep,
     Operand, Operands, Spec, Unsupported, Variant, WorkspaceLayout,
 };
 
-use super::super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
+use super::super::kernel_launch::{Addresses, KernelLaunch, MakeKernel, Params, load};
 use super::super::launch_params::LaunchParams;
 use super::super::prelude::Prelude;
 use super::params::{AttentionParams, is_all};
@@ -51,8 +51,10 @@ const EFFICIENCY_BY_ROWS: (u32, u32) = (750, 450);
 /// or row by row where pieces would be too small.
 fn paging_of(op: &CheckedAttention, keys: u32) -> KvPaging {
     match op.places {
-        KvPlaces::Table { page_size, .. } if piece_rows(page_size, keys) as usize >= LEAST_PIECE => KvPaging::Pieces,
-        KvPlaces::Table { .. } => KvPaging::Rows,
+        KvAddressing::Table { page_size, .. } if piece_rows(page_size, keys) as usize >= LEAST_PIECE => {
+            KvPaging::Pieces
+        }
+        KvAddressing::Table { .. } => KvPaging::Rows,
         _ => KvPaging::Contiguous,
     }
 }
@@ -279,7 +281,7 @@ struct MaskedTmaAttentionParams {
 impl<A> MappedAttention<A> {
     /// Tensor maps of queries, keys and values at
     /// the addresses in `at`.
-    fn maps(&self, at: &AttentionPointers, places: &Places<'_>) -> Result<[EncodedMap; 3], HalError> {
+    fn maps(&self, at: &AttentionPointers, places: &Addresses<'_>) -> Result<[EncodedMap; 3], HalError> {
         let mut maps = [(places.encode)(&self.queries.map(at.q, 3))?, EncodedMap::default(), EncodedMap::default()];
         if let Some([keys, values]) = &self.kv {
             maps[1] = (places.encode)(&keys.map(at.k, 5))?;
@@ -290,7 +292,7 @@ impl<A> MappedAttention<A> {
 }
 
 impl Params for MappedAttention<AttentionParams> {
-    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+    fn with(&self, operands: &Operands<'_>, at: &Addresses<'_>) -> Result<LaunchParams, HalError> {
         let attention = self.attention.at(operands, at)?;
         Ok(LaunchParams::of(&TmaAttentionParams {
             attention,
@@ -303,7 +305,7 @@ impl Params for MappedAttention<AttentionParams> {
 }
 
 impl Params for MappedAttention<ListedParams> {
-    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+    fn with(&self, operands: &Operands<'_>, at: &Addresses<'_>) -> Result<LaunchParams, HalError> {
         let attention = self.attention.at(operands, at)?;
         Ok(LaunchParams::of(&MaskedTmaAttentionParams {
             attention,
@@ -404,7 +406,7 @@ pub(super) fn sequence(
     let row_ctas = op.most_queries().div_ceil(spec.rows as usize) as u32;
     let (of_head, ctas) = (op.sequences as u32 * row_ctas, info.units.max(1));
     let rows = match op.places {
-        KvPlaces::Table { page_size, .. } => piece_rows(page_size, spec.keys),
+        KvAddressing::Table { page_size, .. } => piece_rows(page_size, spec.keys),
         _ => spec.keys,
     };
     let kv = || [Heads::keys(op, &op.k, op.qk_dim, rows), Heads::keys(op, &op.v, op.v_dim, rows)];

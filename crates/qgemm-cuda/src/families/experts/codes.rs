@@ -15,7 +15,7 @@ use qgemm_hal::{
 use super::super::gemm::{
     BlockScaledKernel, BlockScaledX, Cut, Fp8Kernel, Fp8Matrix, block_scaled_kernels, fp8_kernels, params, serving,
 };
-use super::super::kernel_launch::{KernelLaunch, Params, Places};
+use super::super::kernel_launch::{Addresses, KernelLaunch, Params};
 use super::super::launch_params::LaunchParams;
 use super::decoded::DecodedKernel;
 use super::gather::GatheredX;
@@ -139,8 +139,12 @@ pub(super) fn configs(
     }
     let all = serving(all, |kernel| kernel.serves(each))?;
     let scratch_bytes = scratch_bytes(op, planes, info)?;
-    let config =
-        |kernel: &Kernel| ExpertsConfig { tile: kernel.config_on(info), grouped: true, scratch_bytes, settles: false };
+    let config = |kernel: &Kernel| ExpertsConfig {
+        tile: kernel.config_on(info),
+        grouped: true,
+        scratch_bytes,
+        prefetches_early: false,
+    };
     let fits = |config: &ExpertsConfig| config.tile.shared_bytes <= info.shared_bytes;
     Ok(all.iter().map(config).filter(fits).collect())
 }
@@ -291,7 +295,7 @@ impl Launch {
         product: ProductParams,
         x: &Fp8Matrix,
         [scales, factors]: [u64; 2],
-        at: &Places<'_>,
+        at: &Addresses<'_>,
     ) -> Result<LaunchParams, HalError> {
         let (x_scales, x_scale_row) = match self.planes.parts.factor {
             XFactor::None => (scales, self.planes.scales_row),
@@ -306,7 +310,7 @@ impl Launch {
 }
 
 impl Params for Launch {
-    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+    fn with(&self, operands: &Operands<'_>, at: &Addresses<'_>) -> Result<LaunchParams, HalError> {
         let mut product = self.params;
         product.find(operands, at, self.list)?;
         let scales = at.of(operands, ExpertOperand::XScales)?;

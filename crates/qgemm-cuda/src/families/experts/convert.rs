@@ -14,7 +14,7 @@ use qgemm_hal::{
 };
 
 use super::super::gemm::x_prologue;
-use super::super::kernel_launch::{MakeKernel, Params, Places};
+use super::super::kernel_launch::{Addresses, MakeKernel, Params};
 use super::super::launch_params::LaunchParams;
 use super::super::prelude::Prelude;
 use super::Step;
@@ -171,7 +171,7 @@ struct Convert {
 }
 
 impl Params for Convert {
-    fn with(&self, operands: &Operands<'_>, places: &Places<'_>) -> Result<LaunchParams, HalError> {
+    fn with(&self, operands: &Operands<'_>, places: &Addresses<'_>) -> Result<LaunchParams, HalError> {
         use ExpertOperand as O;
         let to = places.of(operands, O::Workspace)?;
         Ok(LaunchParams::of(&ExpertConvertParams {

@@ -8,7 +8,7 @@ use qgemm_hal::abi::XPlanePointers;
 use qgemm_hal::{HalError, KernelId, Variant, XPlanes};
 
 use super::super::gemm::{FAULTS, Fp8Matrix, Instance, STAGE_K, XAccess, of_planes, plane_pointers};
-use super::super::kernel_launch::Places;
+use super::super::kernel_launch::Addresses;
 use super::super::launch_params::LaunchParams;
 use super::params::ProductParams;
 use super::{constants_of, product_id};
@@ -18,8 +18,8 @@ use crate::tensor_map::{EncodedMap, MapElement, TileMap};
 /// Maximum tokens of a tile. Beyond it, consumers lack registers, because
 /// producers must also look up tiles.
 const MOST_TOKENS: u32 = 128;
-/// `sizeof(WorkTileNote)`. There is one more of them than stages.
-const NOTE: u32 = 48;
+/// `sizeof(WorkTileInfo)`. There is one more of them than stages.
+const TILE_INFO: u32 = 48;
 /// End-of-tile flag shared by a CTA's threads, padded to the alignment.
 const FLAG: u32 = 16;
 
@@ -48,7 +48,7 @@ impl DecodedKernel {
         let of_x = of_planes(format, variant).iter().filter(move |i| i.x_format == x);
         let all = of_x.filter(|i| i.main_loop.x_access == XAccess::TmaOfPlanes && i.tile_m <= MOST_TOKENS);
         all.map(|instance| {
-            let shared_bytes = instance.shared_bytes - FLAG + (instance.stages + 1) * NOTE + FAULTS;
+            let shared_bytes = instance.shared_bytes - FLAG + (instance.stages + 1) * TILE_INFO + FAULTS;
             Self(Instance { shared_bytes, ..instance.clone() })
         })
     }
@@ -77,7 +77,7 @@ impl DecodedKernel {
         planes: &XPlanes,
         scales: u64,
         w_map: &TileMap,
-        at: &Places<'_>,
+        at: &Addresses<'_>,
     ) -> Result<LaunchParams, HalError> {
         let tile = [STAGE_K, self.0.tile_m];
         let x_map = TileMap::matrix(x.address, MapElement::Byte, [x.columns, x.rows], x.row_bytes, tile);

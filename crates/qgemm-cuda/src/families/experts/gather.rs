@@ -12,7 +12,7 @@ use qgemm_hal::{
     XPlanes,
 };
 
-use super::super::kernel_launch::{MakeKernel, Params, Places};
+use super::super::kernel_launch::{Addresses, MakeKernel, Params};
 use super::super::launch_params::LaunchParams;
 use super::super::prelude::Prelude;
 use super::Step;
@@ -150,7 +150,7 @@ struct Gather {
 }
 
 impl Params for Gather {
-    fn with(&self, operands: &Operands<'_>, places: &Places<'_>) -> Result<LaunchParams, HalError> {
+    fn with(&self, operands: &Operands<'_>, places: &Addresses<'_>) -> Result<LaunchParams, HalError> {
         use ExpertOperand as O;
         let to = places.of(operands, O::Workspace)?;
         let [to_codes, to_scales, to_factors] = self.parts.map(|part| to + part as u64);

@@ -26,7 +26,7 @@ use super::gemm::{
     Cut, EarlyPrefetch, ExpertCtas, FAULTS, Instance, K_BLOCK, Key, ListedKernels, Types, counts_row_tiles,
     fits_registers_as, for_experts, instances_for_experts, params, spills_key,
 };
-use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
+use super::kernel_launch::{Addresses, KernelLaunch, MakeKernel, Params, load};
 use super::launch_params::LaunchParams;
 use super::prelude::Prelude;
 use super::routing::{list_steps, list_workspace_bytes};
@@ -48,7 +48,7 @@ const COMBINE_THREADS: u32 = 128;
 const COMBINE_RUN: u32 = 8;
 /// Extra bytes of parked tile state for each
 /// warp in such kernels.
-const PARKED_BYTES: u32 = 16;
+const STATE_BYTES: u32 = 16;
 /// Maximum tokens of a tile whose rows may belong to different
 /// experts. A single slot never fills a larger tile.
 const MOST_ALONE: u32 = 16;
@@ -79,8 +79,8 @@ fn kernels(format: Format, x: DType, variant: Variant) -> &'static [Instance] {
 /// whether a kernel fits in registers.
 fn list((format, x, variant): Key, fits: &dyn Fn(&Instance) -> bool) -> Vec<Instance> {
     let narrowed = |instance: &Instance| {
-        let parked = if instance.parks_state { instance.warps_n * PARKED_BYTES } else { 0 };
-        let own = if takes_tiles(instance) { FAULTS + parked + instance.note_bytes } else { 0 };
+        let parked = if instance.state_in_shared { instance.warps_n * STATE_BYTES } else { 0 };
+        let own = if takes_tiles(instance) { FAULTS + parked + instance.tile_info_bytes } else { 0 };
         Instance { shared_bytes: instance.shared_bytes + own, ..instance.clone() }
     };
     let fits = |instance: &Instance| {
@@ -221,7 +221,7 @@ struct ProductLaunch {
 }
 
 impl Params for ProductLaunch {
-    fn with(&self, operands: &Operands<'_>, places: &Places<'_>) -> Result<LaunchParams, HalError> {
+    fn with(&self, operands: &Operands<'_>, places: &Addresses<'_>) -> Result<LaunchParams, HalError> {
         let mut params = self.params;
         params.find(operands, places, self.list)?;
         let Some(w_map) = self.w_map else { return Ok(LaunchParams::of(&params)) };
@@ -243,7 +243,7 @@ impl Params for ProductLaunch {
 }
 
 impl Params for ExpertCombine {
-    fn with(&self, operands: &Operands<'_>, places: &Places<'_>) -> Result<LaunchParams, HalError> {
+    fn with(&self, operands: &Operands<'_>, places: &Addresses<'_>) -> Result<LaunchParams, HalError> {
         let mut params = *self;
         params.products = places.of(operands, ExpertOperand::Products)?;
         params.index = places.of(operands, ExpertOperand::Index)?;
@@ -399,7 +399,7 @@ fn product_launch(
         true => instance.main_loop.expert_prefetch == EarlyPrefetch::WithIndex,
         false => grouped && op.lists && instance.main_loop.expert_prefetch == EarlyPrefetch::WithLists,
     };
-    let early = op.settled_index && is_known;
+    let early = op.index_ready && is_known;
     Some(KernelLaunch {
         id: product_id(instance),
         spec: product_spec(instance),
@@ -459,10 +459,14 @@ fn plain_configs(op: &CheckedExperts, info: &DeviceInfo, variant: Variant) -> Re
     // Single slots, for kernels with one CTA per
     // tile; and grouped slots.
     let alone = |i: &Instance| i.main_loop.schedule == Schedule::Grid && i.tile_m <= MOST_ALONE;
-    let ways = |i: &'static Instance| {
-        let settles = i.main_loop.expert_prefetch != EarlyPrefetch::Never;
-        let config =
-            |grouped, scratch_bytes| ExpertsConfig { tile: i.config_on(info), grouped, scratch_bytes, settles };
+    let configs_of = |i: &'static Instance| {
+        let prefetches_early = i.main_loop.expert_prefetch != EarlyPrefetch::Never;
+        let config = |grouped, scratch_bytes| ExpertsConfig {
+            tile: i.config_on(info),
+            grouped,
+            scratch_bytes,
+            prefetches_early,
+        };
         let fits = |grouped| match places(op, i.tile_m as usize, grouped) {
             places if takes_row_tiles(i) => {
                 counts_row_tiles(op.experts, places, each.stored_rows.div_ceil(i.tile_n as usize))
@@ -480,7 +484,7 @@ fn plain_configs(op: &CheckedExperts, info: &DeviceInfo, variant: Variant) -> Re
     };
     let serves = |i: &&Instance| i.serves(&typical, in_order) && i.shared_bytes <= info.shared_bytes;
     let serving = kernels(each.format, x.dtype, variant).iter().filter(serves);
-    Ok(serving.flat_map(ways).collect())
+    Ok(serving.flat_map(configs_of).collect())
 }
 
 impl Family<CheckedExperts> for ExpertProducts {

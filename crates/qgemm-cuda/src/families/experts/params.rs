@@ -7,7 +7,7 @@ use qgemm_hal::abi::{ExpertGroups, expert_form_code};
 use qgemm_hal::{Access, CheckedExperts, ExpertForm, ExpertOperand, HalError, Operand, OperandDesc, Operands};
 
 use super::super::gemm::GemmParams;
-use super::super::kernel_launch::Places;
+use super::super::kernel_launch::Addresses;
 
 /// `GemmParams` in `sched/params.cuh`, for MoE GEMM.
 #[repr(C)]
@@ -17,22 +17,22 @@ pub(super) struct ProductParams {
     pub groups: ExpertGroups,
 }
 
-/// `SETTLED_INDEX` in `sched/settled_experts.cuh`: the bit
+/// `INDEX_READY` in `sched/early_experts.cuh`: the bit
 /// after the flags of `gemm`.
-const SETTLED_INDEX: u32 = 1 << 31;
+const INDEX_READY: u32 = 1 << 31;
 
 impl ProductParams {
     /// Parameter without addresses. `early` allows the kernel to prefetch W
     /// before it waits for earlier work.
     pub fn new(gemm: GemmParams, groups: ExpertGroups, early: bool) -> Self {
         let mut params = Self { gemm, groups };
-        params.gemm.shape.flags |= if early { SETTLED_INDEX } else { 0 };
+        params.gemm.shape.flags |= if early { INDEX_READY } else { 0 };
         params
     }
 
     /// Fills in the operands' addresses. The slots begin at
     /// byte `list` of the lists.
-    pub fn find(&mut self, operands: &Operands<'_>, places: &Places<'_>, list: usize) -> Result<(), HalError> {
+    pub fn find(&mut self, operands: &Operands<'_>, places: &Addresses<'_>, list: usize) -> Result<(), HalError> {
         use ExpertOperand as O;
         let at = &mut self.gemm.at;
         at.x = places.of(operands, O::X)?;

@@ -10,8 +10,8 @@ pub(super) const FLAG: u32 = 4;
 /// An `mbarrier`.
 pub(super) const BARRIER: u32 = 8;
 /// Scheduler state that a warp parks in shared memory: a tile
-/// and two lists (`mainloop/parked_state.cuh`).
-pub(super) const PARKED: u32 = 32 + 2 * 16;
+/// and two lists (`mainloop/scheduler_state.cuh`).
+pub(super) const SCHEDULER_STATE: u32 = 32 + 2 * 16;
 /// Padding words between the sums of consecutive tokens and sub-blocks
 /// (`SUM_PITCH`, `WarpStaging::PITCH`).
 pub(super) const SUM_PADDING: u32 = 4;

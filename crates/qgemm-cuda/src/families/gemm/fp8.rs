@@ -16,7 +16,7 @@ use qgemm_hal::{
     Unsupported, Variant, XPlanes,
 };
 
-use super::super::kernel_launch::{Params, Places};
+use super::super::kernel_launch::{Addresses, Params};
 use super::super::launch_params::LaunchParams;
 use super::super::prelude::Prelude;
 use super::common::STAGE_K;
@@ -47,7 +47,7 @@ pub(super) struct Fp8Product {
     pub takes: fn(Format) -> bool,
     /// Whether a tile's kernel supports power-of-two scales (UE8M0) for every
     /// 32 columns of a row, and fits in registers then.
-    pub takes_powers: fn(&Fp8Tile) -> bool,
+    pub takes_ue8m0_scales: fn(&Fp8Tile) -> bool,
     /// Codes of X, and the instructions.
     pub x_code: XCode,
     pub math: Math,
@@ -69,7 +69,7 @@ pub(super) struct Fp8Product {
     /// MoE kernel, if any.
     pub experts: Option<Fp8Experts>,
     /// Kernel parameter of a launch.
-    pub params: fn(&Fp8Launch, &Fp8Params, &Places<'_>) -> Result<LaunchParams, HalError>,
+    pub params: fn(&Fp8Launch, &Fp8Params, &Addresses<'_>) -> Result<LaunchParams, HalError>,
 }
 
 /// MoE kernel of a main loop, whose CTAs take tiles of
@@ -80,7 +80,7 @@ pub(super) struct Fp8Experts {
     pub entry: &'static str,
     pub symbol: &'static str,
     /// Whether a tile suits the rows of experts.
-    pub suits: fn(&Fp8Tile) -> bool,
+    pub is_eligible: fn(&Fp8Tile) -> bool,
     /// Reached share of the bandwidth, per mille.
     pub bandwidth: u32,
     /// `sizeof(SharedStorage)` of the kernel, which asserts it.
@@ -162,14 +162,15 @@ impl Fp8Product {
     /// another number of values.
     pub(super) fn kernels(&'static self, format: Format, x: XFormat, variant: Variant) -> Vec<Fp8Kernel> {
         let serves = self.variants.contains(&variant) && (self.takes)(format);
-        let (scaled, powers) = (takes_scales(format), has_powers(format));
+        let (scaled, powers) = (takes_scales(format), has_ue8m0_scales(format));
         if !serves || !(scaled || powers) || !takes_activations(x, self.x_code) {
             return Vec::new();
         }
         let Some(layout) = PackedLayout::new(format, FragmentLayout::MmaM16) else { return Vec::new() };
         let kernel =
             |tile| Fp8Kernel { product: self, format, x, variant, layout: layout.clone(), tile, experts: None };
-        let fits = |tile: &&Fp8Tile| (self.fits_registers)(tile, variant) && (scaled || (self.takes_powers)(tile));
+        let fits =
+            |tile: &&Fp8Tile| (self.fits_registers)(tile, variant) && (scaled || (self.takes_ue8m0_scales)(tile));
         let tiles = self.tiles.iter().filter(fits).filter_map(|tile| (self.tile_of)(tile, &layout));
         tiles.map(kernel).collect()
     }
@@ -189,7 +190,7 @@ fn takes_scales(format: Format) -> bool {
 }
 
 /// Whether each row has a UE8M0 scale for every 32 columns.
-fn has_powers(format: Format) -> bool {
+fn has_ue8m0_scales(format: Format) -> bool {
     let scales: Vec<_> = format.float_scales.iter().map(|scale| scale.kind).collect();
     let is_record = |plane: &ScalePlane| (plane.bytes, plane.span, plane.rows) == (1, POWER_K as usize, 1);
     format.scale_planes.len() == 1 && format.scale_planes.iter().all(is_record) && scales == [ScaleType::E8M0]
@@ -204,7 +205,7 @@ fn takes_activations(x: XFormat, code: XCode) -> bool {
 impl Fp8Kernel {
     /// The MoE version of this kernel, if any.
     pub(in crate::families) fn for_experts(self) -> Option<Self> {
-        let experts = self.product.experts.as_ref().filter(|experts| (experts.suits)(&self.tile))?;
+        let experts = self.product.experts.as_ref().filter(|experts| (experts.is_eligible)(&self.tile))?;
         Some(Self { experts: Some(experts), ..self })
     }
 
@@ -220,12 +221,13 @@ impl Fp8Kernel {
     }
 
     /// Whether W has UE8M0 scales.
-    fn has_powers(&self) -> bool {
-        has_powers(self.format)
+    fn has_ue8m0_scales(&self) -> bool {
+        has_ue8m0_scales(self.format)
     }
 
     fn shared_bytes(&self) -> u32 {
-        let powers = self.tile.stages * if self.has_powers() { self.tile.features * (STAGE_K / POWER_K) } else { 0 };
+        let powers =
+            self.tile.stages * if self.has_ue8m0_scales() { self.tile.features * (STAGE_K / POWER_K) } else { 0 };
         powers
             + match self.experts {
                 Some(experts) => (experts.shared_bytes)(&self.tile),
@@ -318,7 +320,7 @@ impl Fp8Kernel {
     fn prelude(&self) -> Prelude<'_> {
         let Fp8Tile { tokens, features, division, stages, cluster, lines, .. } = self.tile;
         let scales = self.layout.scales.first();
-        let (has_experts, has_powers) = (self.experts.is_some(), self.has_powers());
+        let (has_experts, has_ue8m0_scales) = (self.experts.is_some(), self.has_ue8m0_scales());
         let ([warps_m, warps_n], [part_n, parts]) = match division {
             Fp8Division::Warps(m, n) => ([Some(m), Some(n)], [None; 2]),
             Fp8Division::Wgmma(part, parts) => ([None; 2], [Some(part), Some(parts)]),
@@ -328,7 +330,7 @@ impl Fp8Kernel {
             w_e5m2: Some((self.format.encoding == Encoding::E5M2).into()),
             integers: Some((self.product.math == Math::TensorS8).into()),
             x_bits: Some(0),
-            w_powers: Some(has_powers.into()),
+            w_powers: Some(has_ue8m0_scales.into()),
             cluster: Some(cluster),
             w_lines: Some((lines > 0).into()),
             experts: Some(has_experts.into()),
@@ -339,7 +341,7 @@ impl Fp8Kernel {
             k_tile: Some(self.layout.k_tile as u32),
             k_tile_bytes: Some(self.layout.k_tile_bytes as u32),
             scale_offset: Some(scales.map_or(0, |plane| plane.offset as u32)),
-            w_block_scales: Some((scales.is_some() && !has_powers).into()),
+            w_block_scales: Some((scales.is_some() && !has_ue8m0_scales).into()),
             w_scale_rows: Some(self.format.scale_planes.first().map_or(1, |plane| plane.rows as u32)),
             x_block_scales: Some(self.x.parts(false, None).is_some_and(|parts| parts.block.is_some()).into()),
             tile_m: Some(tokens),
@@ -400,7 +402,7 @@ pub(super) struct Fp8Launch {
 }
 
 impl Params for Fp8Launch {
-    fn with(&self, operands: &Operands<'_>, places: &Places<'_>) -> Result<LaunchParams, HalError> {
+    fn with(&self, operands: &Operands<'_>, places: &Addresses<'_>) -> Result<LaunchParams, HalError> {
         let mut gemm = self.params;
         gemm.find(operands, places, self.residual_in_d, self.second_bias)?;
         let (scales, x_scale_row) = match self.planes.parts.factor {

@@ -50,10 +50,10 @@ mod tests {
             names
         };
         let all = ["fp8_e4m3", "fp8_e4m3_block128", "fp8_e5m2", "fp8_e5m2_block128"];
-        let with_powers = [&all[..], &["mxfp8", "mxfp8_e5m2"]].concat();
+        let with_ue8m0_scales = [&all[..], &["mxfp8", "mxfp8_e5m2"]].concat();
         for x in [XFormat::E4M3Block, XFormat::E4M3Token, XFormat::E4M3Tensor] {
             assert_eq!(served(x, Variant::Sm90), all, "{x}");
-            assert_eq!([served(x, Variant::Sm89), served(x, Variant::Sm120)], [&*with_powers; 2], "{x}");
+            assert_eq!([served(x, Variant::Sm89), served(x, Variant::Sm120)], [&*with_ue8m0_scales; 2], "{x}");
             assert!(served(x, Variant::Sm80).is_empty(), "{x}");
         }
         assert!(served(XFormat::MxFp8, Variant::Sm90).is_empty());

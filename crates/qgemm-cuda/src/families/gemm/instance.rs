@@ -100,12 +100,12 @@ pub(crate) struct Instance {
     /// to sums (`mainloop/sm90/code_sums_product.cuh`).
     pub sums_codes: bool,
     /// Whether scheduler state is parked in shared memory
-    /// (`mainloop/parked_state.cuh`), because accumulators
+    /// (`mainloop/scheduler_state.cuh`), because accumulators
     /// leave too few registers.
-    pub parks_state: bool,
+    pub state_in_shared: bool,
     /// Shared memory in bytes for the tile info that producers of
-    /// an MoE kernel pass to consumers (`sched/tile_notes.cuh`).
-    pub note_bytes: u32,
+    /// an MoE kernel pass to consumers (`sched/tile_info.cuh`).
+    pub tile_info_bytes: u32,
     /// Whether one row of X is broadcast to
     /// all tokens of a tile.
     pub one_row: bool,
@@ -154,8 +154,8 @@ impl Instance {
             shared_bytes: shared_bytes.next_multiple_of(common::ALIGNMENT),
             integer_operands: false,
             sums_codes: false,
-            parks_state: false,
-            note_bytes: 0,
+            state_in_shared: false,
+            tile_info_bytes: 0,
             one_row: false,
             most_k: usize::MAX,
             constants: Prelude::PRODUCT,
@@ -285,7 +285,7 @@ impl Instance {
             use_mma: Some(engine.is_mma().into()),
             integer_operands: Some(self.integer_operands.into()),
             code_sums: Some(self.sums_codes.into()),
-            parks_state: Some(self.parks_state.into()),
+            state_in_shared: Some(self.state_in_shared.into()),
             x_dtype: Some(dtype_code(*x)),
             x_planes: Some(self.main_loop.x_access.is_quantized().into()),
             x_rows: Some(if self.one_row { 1 } else { self.tile_m }),

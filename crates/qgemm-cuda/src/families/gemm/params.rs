@@ -7,7 +7,7 @@ use qgemm_hal::{
     CheckedGemm, Dense, GemmOperand, HalError, LaunchPlan, LaunchStep, Operands, StreamK, XPlanes, XPrologue,
 };
 
-use super::super::kernel_launch::{Params, Places};
+use super::super::kernel_launch::{Addresses, Params};
 use super::super::launch_params::LaunchParams;
 use super::common::{K_BLOCK, STAGE_K};
 use super::instance::Instance;
@@ -91,7 +91,7 @@ impl GemmLaunch {
 
     /// Parameter of a kernel that reads the
     /// codes of X by TMA.
-    fn with_code_maps(&self, planes: PlaneParams, places: &Places<'_>) -> Result<LaunchParams, HalError> {
+    fn with_code_maps(&self, planes: PlaneParams, places: &Addresses<'_>) -> Result<LaunchParams, HalError> {
         let GemmParams { shape, at, .. } = &planes.gemm;
         let map = |tokens| {
             let size = [shape.k.into(), shape.m.into()];
@@ -110,7 +110,7 @@ impl GemmParams {
     /// Tensor maps of X, of type `x`: one for `tile` tokens,
     /// one for the remaining tokens. Unused when the kernel reads an
     /// unaligned X through registers.
-    pub(super) fn x_maps(&self, x: DType, tile: u32, places: &Places<'_>) -> Result<[EncodedMap; 2], HalError> {
+    pub(super) fn x_maps(&self, x: DType, tile: u32, places: &Addresses<'_>) -> Result<[EncodedMap; 2], HalError> {
         let Self { shape, at, .. } = self;
         let in_place = shape.flags & abi::FLAG_X_ALIGNED16 != 0 && shape.flags & abi::FLAG_K_ORDER == 0;
         let map = |tokens| {
@@ -127,7 +127,7 @@ impl GemmParams {
     pub(in crate::families) fn find(
         &mut self,
         operands: &Operands<'_>,
-        places: &Places<'_>,
+        places: &Addresses<'_>,
         residual_in_d: bool,
         second_bias: u64,
     ) -> Result<(), HalError> {
@@ -154,7 +154,7 @@ impl GemmParams {
 }
 
 impl Params for GemmLaunch {
-    fn with(&self, operands: &Operands<'_>, places: &Places<'_>) -> Result<LaunchParams, HalError> {
+    fn with(&self, operands: &Operands<'_>, places: &Addresses<'_>) -> Result<LaunchParams, HalError> {
         use GemmOperand as O;
         let mut params = self.params;
         params.find(operands, places, self.residual_in_d, self.second_bias)?;

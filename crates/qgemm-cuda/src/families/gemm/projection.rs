@@ -15,7 +15,7 @@ use qgemm_hal::{
     NormedX, Operand, Operands, Schedule, Segment, TileConfig, Unsupported, Variant,
 };
 
-use super::super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places};
+use super::super::kernel_launch::{Addresses, KernelLaunch, MakeKernel, Params};
 use super::super::launch_params::LaunchParams;
 use super::super::prelude::Prelude;
 use super::common::K_BLOCK;
@@ -149,8 +149,8 @@ pub(in crate::families) fn projection_configs(
         return refuse("reads columns of X in their order");
     }
     let borders = |instance: &&Instance| {
-        let suits = |s: &Segment| s.first.is_multiple_of(instance.tile_n as usize) && s.first < MOST_FEATURES;
-        op.segments.iter().all(suits)
+        let is_eligible = |s: &Segment| s.first.is_multiple_of(instance.tile_n as usize) && s.first < MOST_FEATURES;
+        op.segments.iter().all(is_eligible)
     };
     let has_room = |instance: &&Instance| {
         let columns = instance.types.layout.k_tiles(op.stored_k) * instance.tile_k as usize;
@@ -294,7 +294,7 @@ impl ProjectionLaunch {
 }
 
 impl Params for ProjectionLaunch {
-    fn with(&self, operands: &Operands<'_>, places: &Places<'_>) -> Result<LaunchParams, HalError> {
+    fn with(&self, operands: &Operands<'_>, places: &Addresses<'_>) -> Result<LaunchParams, HalError> {
         let mut params = self.params;
         params.gemm.find(operands, places, self.residual_in_d, self.second_bias)?;
         let at = &mut params.projection;

@@ -18,10 +18,10 @@ use qgemm_hal::{
     Variant, XPlanes,
 };
 
-use super::super::kernel_launch::{Params, Places};
+use super::super::kernel_launch::{Addresses, Params};
 use super::super::launch_params::LaunchParams;
 use super::super::prelude::Prelude;
-use super::common::{ALIGNMENT, BARRIER, FLAG, PARKED, PRODUCER_WARPS};
+use super::common::{ALIGNMENT, BARRIER, FLAG, PRODUCER_WARPS, SCHEDULER_STATE};
 use super::fp8::{Fp8Matrix, WARP_STAGING};
 use super::instance::{MOST_MAPPED, MOST_STRIDE_BYTES};
 use super::main_loop::{MainLoop, MainLoopKind, XAccess};
@@ -47,7 +47,7 @@ const TILE_ROWS: u32 = 16;
 /// With experts: parked state of a warp, including the
 /// rows of its tile; and memory of the warps that
 /// check for index faults.
-const EXPERT_PARKED: u32 = PARKED + 16;
+const EXPERT_STATE: u32 = SCHEDULER_STATE + 16;
 const FAULTS: u32 = 32;
 /// Maximum split-K of a work tile.
 const MOST_SPLITS: u32 = 16;
@@ -197,7 +197,7 @@ impl BlockScaledKernel {
 
     /// Shared memory outside the stages.
     fn outside_stages(&self) -> u32 {
-        let (parked, faults) = if self.experts { (EXPERT_PARKED, FAULTS) } else { (PARKED, 0) };
+        let (parked, faults) = if self.experts { (EXPERT_STATE, FAULTS) } else { (SCHEDULER_STATE, 0) };
         self.consumers() / 32 * (WARP_STAGING + parked) + FLAG + faults
     }
 
@@ -257,7 +257,7 @@ impl BlockScaledKernel {
     pub(in crate::families) fn spec(&self) -> KernelSpec {
         let prelude = Prelude {
             variant: Some(Variant::Sm120.number()),
-            parks_state: Some(1),
+            state_in_shared: Some(1),
             x_bits: Some(self.x_bits()),
             experts: Some(self.experts.into()),
             expert_tiles: Some(self.experts.into()),
@@ -359,7 +359,7 @@ struct Launch {
 }
 
 impl Params for Launch {
-    fn with(&self, operands: &Operands<'_>, places: &Places<'_>) -> Result<LaunchParams, HalError> {
+    fn with(&self, operands: &Operands<'_>, places: &Addresses<'_>) -> Result<LaunchParams, HalError> {
         let mut gemm = self.params;
         gemm.find(operands, places, self.residual_in_d, self.second_bias)?;
         let scales = places.of(operands, GemmOperand::XScales)?;

@@ -93,7 +93,7 @@ impl Tile {
             consumers: warps * 32,
             stages: x_stages,
             // Consumers cannot take over the producers' registers.
-            parks_state: true,
+            state_in_shared: true,
             constants: Prelude {
                 row_tiles: Some(ROW_TILES),
                 warps_n: Some(warps),
@@ -111,7 +111,7 @@ impl Tile {
                 types,
                 tile: [tile_m, warps * rows],
                 threads: (warps + PRODUCER_WARPS) * 32,
-                shared_bytes: x + w + x_stages * 2 * BARRIER + staging + warps * common::PARKED + common::FLAG,
+                shared_bytes: x + w + x_stages * 2 * BARRIER + staging + warps * common::SCHEDULER_STATE + common::FLAG,
             })
         }
     }

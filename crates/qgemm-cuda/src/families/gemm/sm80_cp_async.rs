@@ -41,20 +41,20 @@ struct Tile {
     /// shared memory on the way to D (`QG_STAGED`).
     staged: u32,
     /// Whether scheduler state is parked; candidates in order.
-    parks_state: &'static [bool],
+    state_in_shared: &'static [bool],
     /// Shares of the `mma.sync` rate and of the
     /// bandwidth, per mille (H200).
     efficiency: (u32, u32),
 }
 
 const fn tile(tile_m: u32, warps: u32, x_stages: u32, efficiency: (u32, u32)) -> Tile {
-    let parks_state: &[bool] = if tile_m < 128 { &[false] } else { &[false, true] };
-    Tile { tile_m, warps, x_stages, staged: STAGED, parks_state, efficiency }
+    let state_in_shared: &[bool] = if tile_m < 128 { &[false] } else { &[false, true] };
+    Tile { tile_m, warps, x_stages, staged: STAGED, state_in_shared, efficiency }
 }
 
 const fn low_smem_tile(tile_m: u32, warps: u32, efficiency: (u32, u32)) -> Tile {
-    let parks_state: &[bool] = if tile_m < 128 { &[false] } else { &[true] };
-    Tile { tile_m, warps, x_stages: 3, staged: 1, parks_state, efficiency }
+    let state_in_shared: &[bool] = if tile_m < 128 { &[false] } else { &[true] };
+    Tile { tile_m, warps, x_stages: 3, staged: 1, state_in_shared, efficiency }
 }
 
 /// Row tiles of a warp.
@@ -78,7 +78,7 @@ fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> 
     }
     let kernels = |tile: &'static Tile| {
         let has_room = |i: &Instance| i.shared_bytes <= most_shared(types.variant);
-        tile.parks_state.iter().map(|&parks| tile.instance(types, parks)).filter(has_room)
+        tile.state_in_shared.iter().map(|&parks| tile.instance(types, parks)).filter(has_room)
     };
     let best = |tile: &'static Tile| kernels(tile).find(fits_registers);
     let large: Vec<_> = TILES.iter().map(best).collect();
@@ -95,7 +95,7 @@ fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> 
 }
 
 impl Tile {
-    fn instance(&self, types: &Types, parks_state: bool) -> Instance {
+    fn instance(&self, types: &Types, state_in_shared: bool) -> Instance {
         let Tile { tile_m, warps, x_stages, staged, efficiency, .. } = *self;
         let rows = ROW_TILES * types.tile_rows();
         // The k-tile in use, plus the k-tiles of all k-blocks in
@@ -103,11 +103,11 @@ impl Tile {
         let w_stages = 1 + (x_stages - 2).div_ceil(types.tile_k() / K_BLOCK);
         let x = x_stages * common::x_stage(types, tile_m);
         let w = w_stages * warps * ROW_TILES * types.k_tile_bytes();
-        let parked = if parks_state { warps * common::PARKED } else { 0 };
+        let parked = if state_in_shared { warps * common::SCHEDULER_STATE } else { 0 };
         let staging = warps * common::warp_staging(rows, staged);
         Instance {
             stages: x_stages,
-            parks_state,
+            state_in_shared,
             constants: Prelude {
                 row_tiles: Some(ROW_TILES),
                 warps_n: Some(warps),

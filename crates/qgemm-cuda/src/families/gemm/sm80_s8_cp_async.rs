@@ -71,7 +71,7 @@ fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> 
         let has_room = |i: &Instance| i.shared_bytes <= most_shared(types.variant);
         TILES
             .iter()
-            .filter(|tile| tile.suits(types))
+            .filter(|tile| tile.is_eligible(types))
             .map(move |tile| tile.instance(types, x_format))
             .filter(has_room)
             .filter(fits_registers)
@@ -93,7 +93,7 @@ impl Tile {
     /// On Hopper f16 products are faster, so few tiles are
     /// kept for a given INT8 X, and fewer for codebook
     /// formats, to keep the bundle small.
-    fn suits(&self, types: &Types) -> bool {
+    fn is_eligible(&self, types: &Types) -> bool {
         let has_short_k_tiles = types.tile_k() <= 2 * K_BLOCK;
         let is_best = self.tile_m != 64 || self.row_tiles == 1 || (self.stage_k_blocks == 2) == has_short_k_tiles;
         let is_wanted = types.format.encoding.is_integer() || self.row_tiles == 2;
@@ -126,7 +126,7 @@ impl Tile {
             stages: x_stages * stage_k_blocks,
             x_format,
             math: Math::TensorS8,
-            parks_state: true,
+            state_in_shared: true,
             constants: Prelude {
                 row_tiles: Some(row_tiles),
                 warps_n: Some(WARPS),
@@ -145,7 +145,7 @@ impl Tile {
                 types,
                 tile: [tile_m, WARPS * rows],
                 threads: WARPS * 32,
-                shared_bytes: x + w + x_stages * 2 * BARRIER + staging + WARPS * common::PARKED + common::FLAG,
+                shared_bytes: x + w + x_stages * 2 * BARRIER + staging + WARPS * common::SCHEDULER_STATE + common::FLAG,
             })
         }
     }

@@ -23,7 +23,7 @@ pub(super) static PRODUCT: Fp8Product = Fp8Product {
     takes: |format| matches!(format.encoding, Encoding::E4M3 | Encoding::E5M2),
     // Each sum of 32 columns is scaled separately, and the 128×128
     // tile spills registers then.
-    takes_powers: |tile| tile.tokens < 128,
+    takes_ue8m0_scales: |tile| tile.tokens < 128,
     x_code: XCode::E4M3,
     math: Math::TensorFp8,
     most_k: |_| usize::MAX,
@@ -39,7 +39,7 @@ pub(super) static PRODUCT: Fp8Product = Fp8Product {
         entry: ENTRY,
         symbol: SYMBOL,
         bandwidth: FROM_MEMORY,
-        suits: |tile| tile.tokens < 128,
+        is_eligible: |tile| tile.tokens < 128,
         shared_bytes,
         maps: None,
     }),

@@ -6,7 +6,7 @@ use qgemm_formats::prepack::PackedLayout;
 use qgemm_formats::{Encoding, XCode};
 use qgemm_hal::{HalError, Math, Variant};
 
-use super::super::kernel_launch::Places;
+use super::super::kernel_launch::Addresses;
 use super::super::launch_params::LaunchParams;
 use super::common::{ALIGNMENT, BARRIER, FLAG, PRODUCER_WARPS, STAGE_K};
 use super::fp8::{
@@ -34,7 +34,7 @@ pub(super) static PRODUCT: Fp8Product = Fp8Product {
     takes: |format| matches!(format.encoding, Encoding::E4M3 | Encoding::E5M2),
     // UE8M0 scales would restart the sums every 32 columns, with a
     // factor per lane and column of D (docs/ops/quantized-x.md).
-    takes_powers: |_| false,
+    takes_ue8m0_scales: |_| false,
     x_code: XCode::E4M3,
     math: Math::TensorFp8,
     most_k: |_| usize::MAX,
@@ -49,7 +49,7 @@ pub(super) static PRODUCT: Fp8Product = Fp8Product {
         entry: "entry/sm90_experts_fp8_wgmma_ws.cu",
         symbol: "qg_sm90_experts_fp8_wgmma_ws",
         bandwidth: OF_EXPERTS,
-        suits: |tile| {
+        is_eligible: |tile| {
             (tile.tokens == GROUP_TOKENS && tile.features.is_power_of_two()) || tile.tokens * tile.features == LARGEST
         },
         shared_bytes: experts_shared_bytes,
@@ -78,8 +78,8 @@ const EXPERTS_BOX: u32 = 32;
 const FAULTS_BYTES: u32 = 32;
 /// Tile info that a producer passes on, `sizeof(WorkTile)`; with
 /// experts it includes their rows.
-const NOTE: u32 = 32;
-const EXPERTS_NOTE: u32 = NOTE + 16;
+const TILE_INFO: u32 = 32;
+const EXPERTS_TILE_INFO: u32 = TILE_INFO + 16;
 /// Bytes of a cache line, and of a warp's
 /// 16 rows of one line.
 const LINE: u32 = 128;
@@ -161,11 +161,11 @@ pub(super) fn consumers(tile: &Fp8Tile) -> u32 {
 }
 
 pub(super) fn shared_bytes(tile: &Fp8Tile) -> u32 {
-    (pipeline_bytes(tile) + staging_bytes(tile) + notes(tile) * NOTE + FLAG).next_multiple_of(ALIGNMENT)
+    (pipeline_bytes(tile) + staging_bytes(tile) + tile_infos(tile) * TILE_INFO + FLAG).next_multiple_of(ALIGNMENT)
 }
 
 fn experts_shared_bytes(tile: &Fp8Tile) -> u32 {
-    pipeline_bytes(tile) + staging_bytes(tile) + notes(tile) * EXPERTS_NOTE + FAULTS_BYTES
+    pipeline_bytes(tile) + staging_bytes(tile) + tile_infos(tile) * EXPERTS_TILE_INFO + FAULTS_BYTES
 }
 
 /// Staging memory of a warp's outputs: accumulators, or row lines; the
@@ -175,8 +175,8 @@ fn staging_bytes(tile: &Fp8Tile) -> u32 {
     consumers(tile) / 32 * WARP_STAGING.max(lines * WARP_LINES)
 }
 
-/// `WorkTileNotes::COUNT`.
-fn notes(tile: &Fp8Tile) -> u32 {
+/// `WorkTileInfoRing::COUNT`.
+fn tile_infos(tile: &Fp8Tile) -> u32 {
     tile.stages + 1
 }
 
@@ -204,7 +204,7 @@ struct MappedParams {
     maps: [EncodedMap; 4],
 }
 
-pub(super) fn mapped(launch: &Fp8Launch, fp8: &Fp8Params, places: &Places<'_>) -> Result<LaunchParams, HalError> {
+pub(super) fn mapped(launch: &Fp8Launch, fp8: &Fp8Params, places: &Addresses<'_>) -> Result<LaunchParams, HalError> {
     let GemmParams { shape, at, .. } = &fp8.gemm;
     let tokens = launch.tile.tokens;
     let x = Fp8Matrix { address: at.x, rows: shape.m.into(), columns: shape.k.into(), row_bytes: at.x_row };

@@ -23,7 +23,7 @@ pub(super) static PRODUCT: Fp8Product = Fp8Product {
     main_loop: &MAIN_LOOP,
     variants: &[Variant::Sm90],
     takes,
-    takes_powers: |_| false,
+    takes_ue8m0_scales: |_| false,
     x_code: XCode::Int8,
     math: Math::TensorS8,
     most_k,

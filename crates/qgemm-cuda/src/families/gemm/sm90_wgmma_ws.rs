@@ -114,7 +114,7 @@ fn for_experts(types: &Types) -> Vec<Instance> {
     }
     let of_four_bits: &[Tile] = if types.format.code_planes == [4] { &OF_EXPERTS_OF_FOUR_BITS } else { &[] };
     let tiles = OF_EXPERTS.iter().chain(of_four_bits);
-    let own_bytes = |i: &Instance| i.note_bytes + common::FAULTS;
+    let own_bytes = |i: &Instance| i.tile_info_bytes + common::FAULTS;
     let most_summed = if types.x == DType::BF16 { MOST_SUMMED_BF16 } else { MOST_SUMMED };
     let with_sums = |i: Instance| {
         let sums_codes = i.tile_m <= most_summed && has_scale_a_k_tile(types);
@@ -208,8 +208,8 @@ impl Tile {
             warps_n: warps,
             k_groups,
             // Tile info has one row number per token plus
-            // four words (`NOTES`).
-            note_bytes: (stages + 2) * (tile_m + 4) * 4,
+            // four words (`INFOS`).
+            tile_info_bytes: (stages + 2) * (tile_m + 4) * 4,
             efficiency: (self.efficiency.0 * arithmetic_share(types, tile_m) / 100, self.efficiency.1),
             ..Instance::new(Parts {
                 main_loop: &MAIN_LOOP,

@@ -31,6 +31,6 @@ pub(in crate::families) fn fits_registers_as(id: KernelId, instance: &Instance) 
 /// issues: a spill on either excludes the kernel on both.
 pub(in crate::families) fn key(id: KernelId, instance: &Instance) -> String {
     let variant = id.variant.map(|variant| if variant == Variant::Sm89 { Variant::Sm80 } else { variant });
-    let state = if instance.parks_state { "parked" } else { "in registers" };
+    let state = if instance.state_in_shared { "parked" } else { "in registers" };
     format!("{}, scheduler state {state}", KernelId { variant, ..id })
 }

@@ -18,8 +18,8 @@ const BELOW: f64 = 4.3;
 /// Maximum bytes of gathered keys, and of scores of retried queries.
 const KEPT_BYTES: usize = 256 << 20;
 /// Bytes of a query's note, of a query's record of 16
-/// keys, and of the header for all queries (`indexer_notes.cuh`).
-const NOTE_BYTES: usize = 16;
+/// keys, and of the header for all queries (`indexer_records.cuh`).
+const QUERY_STATE_BYTES: usize = 16;
 const RECORD_BYTES: usize = 8;
 const RECORD_KEYS: usize = 16;
 const HEADER_BYTES: usize = 16;
@@ -105,14 +105,14 @@ impl Gathering {
 
     /// Bytes of workspace.
     pub(super) fn workspace_bytes(&self) -> usize {
-        WorkspaceLayout::RESERVED + self.header_at + HEADER_BYTES + self.part_queries * NOTE_BYTES
+        WorkspaceLayout::RESERVED + self.header_at + HEADER_BYTES + self.part_queries * QUERY_STATE_BYTES
     }
 
     /// Kernel parameters for queries from `first` on, among
     /// those whose keys are kept.
     pub(super) fn kept(&self, first: usize) -> Kept {
         Kept {
-            notes: (self.header_at + HEADER_BYTES + first * NOTE_BYTES) as u64,
+            query_states: (self.header_at + HEADER_BYTES + first * QUERY_STATE_BYTES) as u64,
             found: self.found_at as u64,
             found_header: self.header_at as u64,
             row: None,
@@ -134,7 +134,7 @@ impl Gathering {
         let gathered = Kept { row: Some(record_row(op) as u64), ..kept };
         let of_sample = Cut { key_step: self.key_step, ..WHOLE };
         [
-            wgmma::launch(op, part, info, self.key_step, false, Kept { notes: 0, ..sampled }),
+            wgmma::launch(op, part, info, self.key_step, false, Kept { query_states: 0, ..sampled }),
             Chooser::Bound.launch(variant, part, params(op, part, of_sample, sampled)),
             wgmma::launch(op, part, info, 1, true, gathered),
             Chooser::Gathered.launch(variant, part, params(op, part, WHOLE, gathered)),

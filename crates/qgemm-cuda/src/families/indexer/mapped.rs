@@ -7,7 +7,7 @@ use qgemm_hal::abi::IndexerParams;
 use qgemm_hal::{HalError, Operands};
 
 use super::at_operands;
-use crate::families::kernel_launch::{Params, Places};
+use crate::families::kernel_launch::{Addresses, Params};
 use crate::families::launch_params::LaunchParams;
 use crate::tensor_map::{EncodedMap, TileMap};
 
@@ -39,7 +39,7 @@ pub(super) struct Mapped {
 }
 
 impl Params for Mapped {
-    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+    fn with(&self, operands: &Operands<'_>, at: &Addresses<'_>) -> Result<LaunchParams, HalError> {
         let indexer = at_operands(&self.indexer, operands, at)?;
         let address = match self.of {
             MappedOperand::Queries => indexer.q,

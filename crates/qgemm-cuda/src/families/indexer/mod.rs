@@ -19,7 +19,7 @@ use qgemm_hal::{
 };
 
 use self::gather::Gathering;
-use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, unknown_family};
+use super::kernel_launch::{Addresses, KernelLaunch, MakeKernel, Params, unknown_family};
 use super::launch_params::LaunchParams;
 use super::prelude::Prelude;
 use crate::source;
@@ -35,7 +35,7 @@ const CHOOSE_THREADS: u32 = 512;
 const CHOOSE_SHARED_BYTES: u32 = 4096 * 8 + 2048 * 4 + CHOOSE_THREADS / 32 * 4 + 4 * 4;
 /// Bits of a masked key's score: −∞, or for top-k a
 /// value that no score has.
-const NOT_SEEN: [u32; 2] = [0xff80_0000, u32::MAX];
+const MASKED_SCORE: [u32; 2] = [0xff80_0000, u32::MAX];
 
 /// All kernels of these families for `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
@@ -108,13 +108,13 @@ impl Chooser {
 }
 
 impl Params for IndexerParams {
-    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+    fn with(&self, operands: &Operands<'_>, at: &Addresses<'_>) -> Result<LaunchParams, HalError> {
         Ok(LaunchParams::of(&at_operands(self, operands, at)?))
     }
 }
 
 /// Fills in the addresses.
-fn at_operands(params: &IndexerParams, operands: &Operands<'_>, at: &Places<'_>) -> Result<IndexerParams, HalError> {
+fn at_operands(params: &IndexerParams, operands: &Operands<'_>, at: &Addresses<'_>) -> Result<IndexerParams, HalError> {
     use IndexerOperand as O;
     let mut params = *params;
     let pointers = [
@@ -135,8 +135,8 @@ fn at_operands(params: &IndexerParams, operands: &Operands<'_>, at: &Places<'_>)
     let kept = operands.get(O::Workspace).is_some();
     params.scores = at.of(operands, if kept { O::Workspace } else { O::Scores })?;
     // So far relative to the workspace.
-    if params.notes > 0 {
-        params.notes += params.scores;
+    if params.query_states > 0 {
+        params.query_states += params.scores;
         params.found += params.scores;
         params.found_header += params.scores;
     }
@@ -211,7 +211,7 @@ impl Cut {
 #[derive(Clone, Copy, Debug, Default)]
 struct Kept {
     /// Offset of the part's notes; 0 without notes.
-    notes: u64,
+    query_states: u64,
     /// Offsets of the gathered scores and of the header.
     found: u64,
     found_header: u64,
@@ -256,8 +256,8 @@ fn params(op: &CheckedIndexer, part: Part, cut: Cut, kept: Kept) -> IndexerParam
         chosen: op.chosen() as u32,
         q_aligned: u32::from(op.q.aligned),
         k_aligned: u32::from(op.k.aligned),
-        not_seen: NOT_SEEN[usize::from(op.chosen() > 0)],
-        notes: kept.notes,
+        masked_score: MASKED_SCORE[usize::from(op.chosen() > 0)],
+        query_states: kept.query_states,
         key_step: cut.key_step as u32,
         columns: op.most_keys().div_ceil(cut.key_step) as u32,
         found: kept.found,

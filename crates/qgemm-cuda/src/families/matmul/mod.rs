@@ -20,7 +20,7 @@ use qgemm_hal::{
     Variant, XPrecision,
 };
 
-use crate::families::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
+use crate::families::kernel_launch::{Addresses, KernelLaunch, MakeKernel, Params, load};
 use crate::families::launch_params::LaunchParams;
 use crate::families::prelude::Prelude;
 use rounded::RoundedFactors;
@@ -209,7 +209,7 @@ const _: () = assert!(size_of::<MatmulShape>().is_multiple_of(8), "pointers foll
 
 impl MatmulParams {
     /// Fills in the operands' addresses.
-    fn at(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<Self, HalError> {
+    fn at(&self, operands: &Operands<'_>, at: &Addresses<'_>) -> Result<Self, HalError> {
         use MatmulOperand as O;
         let mut params = *self;
         let pointers = [
@@ -231,7 +231,7 @@ impl MatmulParams {
 }
 
 impl Params for MatmulParams {
-    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+    fn with(&self, operands: &Operands<'_>, at: &Addresses<'_>) -> Result<LaunchParams, HalError> {
         Ok(LaunchParams::of(&self.at(operands, at)?))
     }
 }
@@ -250,7 +250,7 @@ fn scales(op: &CheckedMatmul) -> MatmulScales {
 }
 
 impl Params for BlockScaledParams {
-    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+    fn with(&self, operands: &Operands<'_>, at: &Addresses<'_>) -> Result<LaunchParams, HalError> {
         Ok(LaunchParams::of(&Self { of_all: self.of_all.at(operands, at)?, ..*self }))
     }
 }

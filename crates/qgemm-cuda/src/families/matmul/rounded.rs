@@ -16,7 +16,7 @@ use qgemm_hal::{
 };
 
 use super::{F32, id, tma};
-use crate::families::kernel_launch::{KernelLaunch, MakeKernel, Params, Places};
+use crate::families::kernel_launch::{Addresses, KernelLaunch, MakeKernel, Params};
 use crate::families::launch_params::LaunchParams;
 use crate::families::prelude::Prelude;
 use crate::source;
@@ -195,7 +195,7 @@ struct RoundParams {
 }
 
 impl Params for RoundedFactors {
-    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+    fn with(&self, operands: &Operands<'_>, at: &Addresses<'_>) -> Result<LaunchParams, HalError> {
         use MatmulOperand as O;
         let [a, b] = &self.factors;
         let to = at.of(operands, O::Workspace)?;

@@ -7,7 +7,7 @@ use qgemm_hal::{BatchedDense, CheckedMatmul, FactorFormat, HalError, Operands};
 
 use super::templates::Template;
 use super::{MatmulParams, scales};
-use crate::families::kernel_launch::{Params, Places};
+use crate::families::kernel_launch::{Addresses, Params};
 use crate::families::launch_params::LaunchParams;
 use crate::tensor_map::{EncodedMap, MapElement, TileMap};
 
@@ -118,7 +118,7 @@ impl MappedMatmul {
 }
 
 impl Params for MappedMatmul {
-    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+    fn with(&self, operands: &Operands<'_>, at: &Addresses<'_>) -> Result<LaunchParams, HalError> {
         let Self { matmul, work, a, b, scales } = self;
         let (matmul, work) = (matmul.at(operands, at)?, *work);
         let per_product = [a.per_product().into(), b.per_product().into()];

@@ -15,7 +15,7 @@ use qgemm_hal::{
     NormKind, NormLaunch, NormOperand, NormSpec, Operand, Operands, Spec, Unsupported, Variant,
 };
 
-use crate::families::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
+use crate::families::kernel_launch::{Addresses, KernelLaunch, MakeKernel, Params, load};
 use crate::families::launch_params::LaunchParams;
 use crate::families::prelude::Prelude;
 use crate::source;
@@ -236,7 +236,7 @@ struct NormArguments {
 
 impl NormArguments {
     /// The parameters with all addresses except those of a quantized result.
-    fn at(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<NormParams, HalError> {
+    fn at(&self, operands: &Operands<'_>, at: &Addresses<'_>) -> Result<NormParams, HalError> {
         let (op, mut params) = (&self.op, self.params);
         let optional = |operand: Option<NormOperand>| operand.map_or(Ok(0), |operand| at.of(operands, operand));
         params.at.x = at.of(operands, op.x_operand())?;
@@ -255,7 +255,7 @@ impl NormArguments {
 }
 
 impl Params for NormArguments {
-    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+    fn with(&self, operands: &Operands<'_>, at: &Addresses<'_>) -> Result<LaunchParams, HalError> {
         Ok(LaunchParams::of(&self.at(operands, at)?))
     }
 }

@@ -12,7 +12,7 @@ use qgemm_hal::{
 };
 
 use super::{GROUP, NAME, NormArguments, NormParams, SHARED_CTA, STORAGE_BYTES, WARP, geometry, params, warps};
-use crate::families::kernel_launch::{KernelLaunch, Params, Places};
+use crate::families::kernel_launch::{Addresses, KernelLaunch, Params};
 use crate::families::launch_params::LaunchParams;
 use crate::families::prelude::Prelude;
 use crate::families::quantize::{all_parts, format_constants};
@@ -96,7 +96,7 @@ struct Arguments {
 }
 
 impl Params for Arguments {
-    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+    fn with(&self, operands: &Operands<'_>, at: &Addresses<'_>) -> Result<LaunchParams, HalError> {
         use NormOperand as O;
         let mut to = self.to;
         let pointers = [

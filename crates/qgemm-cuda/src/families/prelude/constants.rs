@@ -165,7 +165,7 @@ prelude! {
     /// other rows of the tile are copies.
     x_rows: Typed "QG_X_ROWS",
     /// 1: scheduler state waits in shared memory during the main loop.
-    parks_state: Macro "QG_PARKS_STATE",
+    state_in_shared: Macro "QG_STATE_IN_SHARED",
 
     // Experts and output segments.
     /// 1: the product has experts (`sched/experts.cuh`).

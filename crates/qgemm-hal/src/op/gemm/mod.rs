@@ -23,7 +23,7 @@ pub use x_precision::XPrecision;
 
 use super::convert::CheckedConvert;
 use super::dense::Dense;
-use super::norm::{CheckedNorm, NormFunction, QuantizedD, XPlace};
+use super::norm::{CheckedNorm, NormFunction, QuantizedD, XOverwrite};
 use super::{Operation, operands};
 use crate::caps::Math;
 use crate::error::Unsupported;
@@ -313,7 +313,7 @@ impl CheckedGemm {
             d,
             quantized,
             added: None,
-            x_place: XPlace::Own,
+            x_overwrite: XOverwrite::Own,
             gathers: false,
         })
     }

@@ -134,15 +134,15 @@ impl Family<CheckedExperts> for ExpertsFamily {
         };
         let config = |tile: TileConfig, grouped: bool, lists: usize| {
             let scratch_bytes = gathered(op, grouped, lists).map_or(lists, |gathered| gathered.end);
-            ExpertsConfig { tile, grouped, scratch_bytes, settles: false }
+            ExpertsConfig { tile, grouped, scratch_bytes, prefetches_early: false }
         };
-        let ways = |tile: TileConfig| {
+        let configs_of = |tile: TileConfig| {
             let by_expert = if indexed { lists } else { Some(0) };
             let by_expert = by_expert.map(|lists| config(tile, true, lists));
             let by_slot = indexed.then(|| config(tile, false, 0));
             by_slot.into_iter().chain(by_expert)
         };
-        Ok(tiles.into_iter().flat_map(ways).collect())
+        Ok(tiles.into_iter().flat_map(configs_of).collect())
     }
 
     fn prepare(

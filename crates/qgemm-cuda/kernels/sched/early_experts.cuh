@@ -7,9 +7,9 @@
 
 // Flag bit: no kernel still at work writes the
 // slots' expert ids.
-constexpr u32 SETTLED_INDEX = 1u << 31;
+constexpr u32 INDEX_READY = 1u << 31;
 
-struct SettledExperts {
+struct ReadyExperts {
     // Row of a slot.
     QG_DEVICE OwnRows of_slot(const ExpertGroups& g, u32 slot) {
         if (slot >= g.rows) return {0, 0, 0};
@@ -25,16 +25,16 @@ struct SettledExperts {
 #define QG_TAKE_PROBLEM_EARLY(p, given)                                                                  \
     GemmParams p = given;                                                                                \
     {                                                                                                    \
-        const CtaPlace at = CtaPlace::of_grid();                                                         \
-        const bool is_settled = p.shape.flags & SETTLED_INDEX;                                           \
-        if (at.is_last || !is_settled) griddepcontrol_wait();                                            \
+        const CtaTile at = CtaTile::of_grid();                                                         \
+        const bool is_ready = p.shape.flags & INDEX_READY;                                           \
+        if (at.is_last || !is_ready) griddepcontrol_wait();                                            \
         if (at.is_last) {                                                                                \
             u32* words = reinterpret_cast<u32*>(dynamic_shared());                                       \
             if (cta_index().x == 0) store_faults<QG_THREADS>(p.groups, words, thread_index(), [] { cta_barrier(); }); \
             return;                                                                                      \
         }                                                                                                \
         const OwnRows own =                                                                              \
-            is_settled ? SettledExperts::of_slot(p.groups, at.place) : OwnRows::of_place(p.groups, at.place); \
+            is_ready ? ReadyExperts::of_slot(p.groups, at.place) : OwnRows::of_place(p.groups, at.place); \
         if (own.rows == 0) return;                                                                       \
         OwnRows::narrow(own, p);                                                                         \
     }

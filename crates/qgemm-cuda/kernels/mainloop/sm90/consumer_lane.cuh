@@ -9,12 +9,12 @@ constexpr u32 GROUPS_M = QG_TILE_M / 64, GROUPS_N = QG_CONSUMERS / 128 / GROUPS_
 static_assert(GROUPS_N * PARTS * PART_N == QG_TILE_N, "warpgroups share the tile");
 
 // Position of a lane in the CTA's tile.
-struct LanePlace {
+struct LaneOffsets {
     u32 group_n;
     // The lane's first token; the second is eight further.
     u32 token;
 
-    QG_DEVICE LanePlace of(u32 warp, u32 lane) {
+    QG_DEVICE LaneOffsets of(u32 warp, u32 lane) {
         const u32 group = warp / 4;
         return {GROUPS_N == 1 ? 0 : group / GROUPS_M, group % GROUPS_M * 64 + warp % 4 * 16 + token_of(lane / 4)};
     }

@@ -10,7 +10,7 @@
 #include "atoms/sync.cuh"
 #include "mainloop/indexer_keys.cuh"
 
-struct alignas(16) QueryNote {
+struct alignas(16) QueryState {
     // Score bound; NaN gathers every key.
     float least;
     // Whether the top-k came from the gathered keys.
@@ -18,13 +18,13 @@ struct alignas(16) QueryNote {
     u32 unused[2];
 
     // Address of a query's state.
-    QG_DEVICE u64 place(const IndexerParams& p, u64 query) { return p.notes + query * sizeof(QueryNote); }
-    QG_DEVICE QueryNote of(const IndexerParams& p, u64 query) {
-        const u32x4 v = ld_global_v4(reinterpret_cast<const u8*>(place(p, query)));
+    QG_DEVICE u64 address(const IndexerParams& p, u64 query) { return p.query_states + query * sizeof(QueryState); }
+    QG_DEVICE QueryState of(const IndexerParams& p, u64 query) {
+        const u32x4 v = ld_global_v4(reinterpret_cast<const u8*>(address(p, query)));
         return {bits_to_f32(v.x), v.y, {v.z, v.w}};
     }
     __device__ __forceinline__ void store(const IndexerParams& p, u64 query) const {
-        st_global_v4(reinterpret_cast<u8*>(place(p, query)), {f32_to_bits(least), is_served, 0, 0});
+        st_global_v4(reinterpret_cast<u8*>(address(p, query)), {f32_to_bits(least), is_served, 0, 0});
     }
 };
 
@@ -40,7 +40,7 @@ struct alignas(16) FoundHeader {
     QG_DEVICE void clear(const IndexerParams& p) { st_global_v4(reinterpret_cast<u8*>(p.found_header), {0, 0, 0, 0}); }
     // Whether no query is left for the fallback launches.
     QG_DEVICE bool all_are_served(const IndexerParams& p) {
-        return p.notes != 0 && ld_global_u32(reinterpret_cast<const u8*>(misled_queries(p))) == 0;
+        return p.query_states != 0 && ld_global_u32(reinterpret_cast<const u8*>(misled_queries(p))) == 0;
     }
 };
 

@@ -9,7 +9,7 @@
 #include "atoms/warp.cuh"
 #include "sched/tile.cuh"
 
-struct WorkTileNote {
+struct WorkTileInfo {
     static constexpr u32 CHUNKS = sizeof(WorkTile) / 16;
     static_assert(sizeof(WorkTile) % 16 == 0, "whole 16-byte chunks");
     u32x4 chunk[CHUNKS];
@@ -20,19 +20,19 @@ struct WorkTileNote {
     };
 
     // One thread writes.
-    QG_DEVICE void write(WorkTileNote& note, const WorkTile& work) {
+    QG_DEVICE void write(WorkTileInfo& info, const WorkTile& work) {
         const Value all = {work};
 #pragma unroll
-        for (u32 i = 0; i < CHUNKS; i++) st_shared(&note.chunk[i], all.chunk[i]);
+        for (u32 i = 0; i < CHUNKS; i++) st_shared(&info.chunk[i], all.chunk[i]);
     }
     // All lanes of a warp read.
     // Values are shuffled from lane 0, so that the compiler knows
     // they are uniform.
-    QG_DEVICE WorkTile read(const WorkTileNote& note) {
+    QG_DEVICE WorkTile read(const WorkTileInfo& info) {
         Value all;
 #pragma unroll
         for (u32 i = 0; i < CHUNKS; i++) {
-            const u32x4 chunk = ld_shared(&note.chunk[i]);
+            const u32x4 chunk = ld_shared(&info.chunk[i]);
             all.chunk[i] = {shfl_idx_u32(chunk.x, 0), shfl_idx_u32(chunk.y, 0), shfl_idx_u32(chunk.z, 0), shfl_idx_u32(chunk.w, 0)};
         }
         return all.work;
@@ -43,9 +43,9 @@ struct WorkTileNote {
 // plus tiles of one stage each that fill the ring.
 // A slot is written when its tile's first stage is free, and
 // read when this stage is full.
-struct WorkTileNotes {
+struct WorkTileInfoRing {
     static constexpr u32 COUNT = QG_STAGES + 1;
-    WorkTileNote note[COUNT];
+    WorkTileInfo info[COUNT];
 
     QG_DEVICE u32 next(u32 place) { return place + 1 == COUNT ? 0 : place + 1; }
     // The end marker comes in a stage without data.

@@ -26,7 +26,7 @@ use crate::weight::Weight;
 const STATUS_BYTES: usize = 8;
 
 /// Candidates of one problem, from the cost model's choice on.
-pub(super) struct Ways<'a> {
+pub(super) struct Candidates<'a> {
     ctx: &'a Context,
     start: Instant,
     stream: Stream,
@@ -38,7 +38,7 @@ pub(super) struct Ways<'a> {
 /// Operation-specific part.
 enum Of<'a> {
     Gemm {
-        ways: Vec<Candidate>,
+        candidates: Vec<Candidate>,
         weights: &'a [Weight],
         x: Buffer,
         d: Buffer,
@@ -47,7 +47,7 @@ enum Of<'a> {
     Experts {
         problem: &'a ExpertProblem,
         op: Box<CheckedExperts>,
-        ways: Vec<Offered<'static, CheckedExperts>>,
+        candidates: Vec<Offered<'static, CheckedExperts>>,
         experts: &'a [Experts],
         x: Buffer,
         index: Buffer,
@@ -58,7 +58,7 @@ enum Of<'a> {
     },
     Matmul {
         op: Box<CheckedMatmul>,
-        ways: Vec<Offered<'static, CheckedMatmul>>,
+        candidates: Vec<Offered<'static, CheckedMatmul>>,
         /// A and B, in enough copies to exceed the cache.
         factors: Vec<[Buffer; 2]>,
         d: Buffer,
@@ -66,7 +66,7 @@ enum Of<'a> {
     },
 }
 
-impl<'a> Ways<'a> {
+impl<'a> Candidates<'a> {
     /// Candidates of a problem. `None` when there is nothing to launch.
     pub fn new(ctx: &'a Context, problem: &'a TuneProblem<'_>, start: Instant) -> Result<Option<Self>, Error> {
         let of = match problem {
@@ -74,56 +74,56 @@ impl<'a> Ways<'a> {
             TuneProblem::Experts { problem, experts } => Of::experts(ctx, problem, experts)?,
             TuneProblem::Matmul(matmul) => {
                 let op = matmul.check()?;
-                let mut ways = candidates(ctx, &op, &Preferences::default())?.offered;
-                by_cost(&mut ways);
+                let mut candidates = candidates(ctx, &op, &Preferences::default())?.offered;
+                by_cost(&mut candidates);
                 let factor = |dense: &BatchedDense<FactorFormat>, rows, columns| {
                     Extent::of_batch(dense, op.batch, rows, columns).bytes()
                 };
                 let (a, b) = (factor(&op.a, op.m, op.k), factor(&op.b, op.k, op.n));
                 let d = Extent::of_batch(&op.d, op.batch, op.m, op.n).bytes();
-                let copies = if ways.is_empty() { 0 } else { ctx.copies_beyond_cache(a + b) };
+                let copies = if candidates.is_empty() { 0 } else { ctx.copies_beyond_cache(a + b) };
                 let (a, b) = (unlike_values(a), unlike_values(b));
                 let factors = (0..copies).map(|_| Ok([ctx.upload(&a)?, ctx.upload(&b)?]));
                 let factors = factors.collect::<Result<_, Error>>()?;
-                Of::Matmul { op: Box::new(op), ways, factors, d: ctx.allocate(d)?, ready: None }
+                Of::Matmul { op: Box::new(op), candidates, factors, d: ctx.allocate(d)?, ready: None }
             }
         };
         let nothing = match &of {
-            Of::Gemm { ways, .. } => ways.is_empty(),
-            Of::Experts { ways, .. } => ways.is_empty(),
-            Of::Matmul { ways, .. } => ways.is_empty(),
+            Of::Gemm { candidates, .. } => candidates.is_empty(),
+            Of::Experts { candidates, .. } => candidates.is_empty(),
+            Of::Matmul { candidates, .. } => candidates.is_empty(),
         };
         Ok(if nothing { None } else { Some(Self { ctx, start, stream: ctx.new_stream()?, of, turn: 0 }) })
     }
 
     /// Kernel id of a candidate.
-    pub fn kernel_id(&self, way: usize) -> String {
+    pub fn kernel_id(&self, candidate: usize) -> String {
         match &self.of {
-            Of::Gemm { ways, .. } => ways[way].kernel_id().to_string(),
-            Of::Experts { op, ways, .. } => op.kernel_id(&ways[way].plan).to_string(),
-            Of::Matmul { op, ways, .. } => op.kernel_id(&ways[way].plan).to_string(),
+            Of::Gemm { candidates, .. } => candidates[candidate].kernel_id().to_string(),
+            Of::Experts { op, candidates, .. } => op.kernel_id(&candidates[candidate].plan).to_string(),
+            Of::Matmul { op, candidates, .. } => op.kernel_id(&candidates[candidate].plan).to_string(),
         }
     }
 
     /// Split of a candidate's tiles, in words.
-    pub fn cut(&self, way: usize) -> String {
+    pub fn cut(&self, candidate: usize) -> String {
         match &self.of {
-            Of::Gemm { ways, .. } => cut_text(ways[way].launch()),
-            Of::Experts { ways, .. } => CheckedExperts::cut(&ways[way].plan),
-            Of::Matmul { ways, .. } => CheckedMatmul::cut(&ways[way].plan),
+            Of::Gemm { candidates, .. } => cut_text(candidates[candidate].launch()),
+            Of::Experts { candidates, .. } => CheckedExperts::cut(&candidates[candidate].plan),
+            Of::Matmul { candidates, .. } => CheckedMatmul::cut(&candidates[candidate].plan),
         }
     }
 
     /// Adds a candidate's time to the table.
-    pub fn record(&self, way: usize, seconds: f64, table: &mut TunedTable) {
+    pub fn record(&self, candidate: usize, seconds: f64, table: &mut TunedTable) {
         let info = self.ctx.info();
         match &self.of {
-            Of::Gemm { ways, .. } => {
-                let way = &ways[way];
-                table.record(info, way.op(), way.launch(), way.source_hash(), seconds);
+            Of::Gemm { candidates, .. } => {
+                let candidate = &candidates[candidate];
+                table.record(info, candidate.op(), candidate.launch(), candidate.source_hash(), seconds);
             }
-            Of::Experts { op, ways, .. } => record(&**op, &ways[way], seconds, info, table),
-            Of::Matmul { op, ways, .. } => record(&**op, &ways[way], seconds, info, table),
+            Of::Experts { op, candidates, .. } => record(&**op, &candidates[candidate], seconds, info, table),
+            Of::Matmul { op, candidates, .. } => record(&**op, &candidates[candidate], seconds, info, table),
         }
     }
 }
@@ -133,32 +133,46 @@ fn is_same(a: &LaunchPlan, b: &LaunchPlan) -> bool {
     (a.config, a.splits, a.stream_k) == (b.config, b.splits, b.stream_k)
 }
 
-fn record<O: Measured>(op: &O, way: &Offered<'static, O>, seconds: f64, info: &DeviceInfo, table: &mut TunedTable) {
-    table.record_other(info, op, &way.plan, way.family.source_hash(op, O::config(&way.plan)), seconds);
+fn record<O: Measured>(
+    op: &O,
+    candidate: &Offered<'static, O>,
+    seconds: f64,
+    info: &DeviceInfo,
+    table: &mut TunedTable,
+) {
+    table.record_other(
+        info,
+        op,
+        &candidate.plan,
+        candidate.family.source_hash(op, O::config(&candidate.plan)),
+        seconds,
+    );
 }
 
 /// Sorts by the cost model, ignoring measurements.
-fn by_cost<O: Measured>(ways: &mut [Offered<'static, O>]) {
-    ways.sort_by(|a, b| a.cost.seconds.total_cmp(&b.cost.seconds));
+fn by_cost<O: Measured>(candidates: &mut [Offered<'static, O>]) {
+    candidates.sort_by(|a, b| a.cost.seconds.total_cmp(&b.cost.seconds));
 }
 
 impl<'a> Of<'a> {
     fn gemm(ctx: &Context, problem: &Problem, weights: &'a [Weight]) -> Result<Self, Error> {
         let (x, d) = problem.bytes_of_x_and_d()?;
-        let mut ways = ctx.candidates(problem)?;
+        let mut candidates = ctx.candidates(problem)?;
         // A plan may not be the fastest by estimate: it accepts a slightly
         // slower one for exact weights.
-        let planned = ways.first().map(|first| first.planned(&**ctx.device())).transpose()?;
-        if let Some(place) = planned.and_then(|planned| ways.iter().position(|way| is_same(way.launch(), &planned))) {
-            let planned = ways.remove(place);
-            ways.insert(0, planned);
+        let planned = candidates.first().map(|first| first.planned(&**ctx.device())).transpose()?;
+        if let Some(place) =
+            planned.and_then(|planned| candidates.iter().position(|candidate| is_same(candidate.launch(), &planned)))
+        {
+            let planned = candidates.remove(place);
+            candidates.insert(0, planned);
         }
-        Ok(Self::Gemm { ways, weights, x: ctx.upload(&unlike_values(x))?, d: ctx.allocate(d)?, ready: None })
+        Ok(Self::Gemm { candidates, weights, x: ctx.upload(&unlike_values(x))?, d: ctx.allocate(d)?, ready: None })
     }
 
     fn experts(ctx: &Context, problem: &'a ExpertProblem, experts: &'a [Experts]) -> Result<Self, Error> {
-        let (op, mut ways) = ExpertPlan::candidates(ctx, problem)?;
-        by_cost(&mut ways);
+        let (op, mut candidates) = ExpertPlan::candidates(ctx, problem)?;
+        by_cost(&mut candidates);
         let each = &op.each;
         let x = stored_x(each)
             .ok_or(Error::MissingOperand { operand: "X", why: "problems are measured with plain activations" })?;
@@ -182,7 +196,7 @@ impl<'a> Of<'a> {
         };
         Ok(Self::Experts {
             problem,
-            ways,
+            candidates,
             experts,
             x: ctx.upload(&unlike_values(Extent::of(&x, op.x_rows(), each.k).bytes()))?,
             index: ctx.upload(&index)?,
@@ -209,23 +223,25 @@ fn unlike_values(bytes: usize) -> Vec<u8> {
     values
 }
 
-impl Timed for Ways<'_> {
+impl Timed for Candidates<'_> {
     fn estimates(&self) -> Vec<f64> {
         match &self.of {
-            Of::Gemm { ways, .. } => ways.iter().map(|way| way.launch().estimate).collect(),
-            Of::Experts { ways, .. } => ways.iter().map(|way| way.cost.seconds).collect(),
-            Of::Matmul { ways, .. } => ways.iter().map(|way| way.cost.seconds).collect(),
+            Of::Gemm { candidates, .. } => candidates.iter().map(|candidate| candidate.launch().estimate).collect(),
+            Of::Experts { candidates, .. } => candidates.iter().map(|candidate| candidate.cost.seconds).collect(),
+            Of::Matmul { candidates, .. } => candidates.iter().map(|candidate| candidate.cost.seconds).collect(),
         }
     }
 
-    fn ready(&mut self, way: usize) -> Result<(), Error> {
+    fn ready(&mut self, candidate: usize) -> Result<(), Error> {
         let ctx = self.ctx;
         match &mut self.of {
-            Of::Gemm { ways, ready, .. } => *ready = Some(Box::new(ctx.plan_candidate(&ways[way])?)),
-            Of::Experts { problem, op, ways, ready, .. } => {
-                *ready = Some(Box::new(ExpertPlan::of_candidate(ctx, problem, op, &ways[way])?));
+            Of::Gemm { candidates, ready, .. } => *ready = Some(Box::new(ctx.plan_candidate(&candidates[candidate])?)),
+            Of::Experts { problem, op, candidates, ready, .. } => {
+                *ready = Some(Box::new(ExpertPlan::of_candidate(ctx, problem, op, &candidates[candidate])?));
             }
-            Of::Matmul { op, ways, ready, .. } => *ready = Some(MatmulPlan::of_candidate(ctx, op, &ways[way])?),
+            Of::Matmul { op, candidates, ready, .. } => {
+                *ready = Some(MatmulPlan::of_candidate(ctx, op, &candidates[candidate])?)
+            }
         }
         Ok(())
     }
