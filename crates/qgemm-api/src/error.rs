@@ -8,7 +8,7 @@ use qgemm_hal::{DeviceId, DeviceKind, ExpertFault, HalError, KvFormat};
 use qgemm_sched::{SchedError, TunedError};
 use thiserror::Error;
 
-/// What can go wrong between a model file and a result.
+/// Errors between a model file and a result.
 #[derive(Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -21,20 +21,20 @@ pub enum Error {
     /// No kernel family serves the problem.
     #[error(transparent)]
     Plan(#[from] SchedError),
-    /// A text that names no device.
+    /// Unknown device name.
     #[error("`{name}` is no device: expected auto, or one of {}", .kinds.join(", "))]
     UnknownDevice {
-        /// The text.
+        /// The name.
         name: String,
         /// Kinds of devices in this build, such as `cuda:N`.
         kinds: Vec<String>,
     },
-    /// The backend of this device was left out when the crate was built.
+    /// The build has no backend for this device.
     #[error("device {kind}: this build has no {kind} backend; enable the feature `{feature}` of qgemm-api", kind = .kind.name())]
     BackendNotBuilt {
-        /// The backend asked for.
+        /// Requested backend.
         kind: DeviceKind,
-        /// The cargo feature that adds it.
+        /// Cargo feature that adds the backend.
         feature: &'static str,
     },
     /// A file cannot be opened or read.
@@ -42,7 +42,7 @@ pub enum Error {
     Io {
         /// The path.
         path: std::path::PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: std::io::Error,
     },
     /// A file does not hold a packed weight.
@@ -50,20 +50,20 @@ pub enum Error {
     NotPacked {
         /// The path.
         path: std::path::PathBuf,
-        /// What is wrong with it.
+        /// Format error of the file.
         source: FormatError,
     },
-    /// A dimension exceeds what kernels count with (32 bits).
+    /// A dimension exceeds the 32-bit range of kernels.
     #[error("{name} = {got}: expected at most {limit}")]
     DimensionTooLarge {
         /// M, N, K, rows or columns.
         name: &'static str,
-        /// What came.
+        /// Given size.
         got: usize,
-        /// The largest possible.
+        /// Maximum size.
         limit: usize,
     },
-    /// Tokens of a step that are no equal parts of sequences.
+    /// Tokens of a step do not divide evenly among sequences.
     #[error("{batch} tokens of {sequences} sequences: expected the same number of tokens of each")]
     UnevenSequences {
         /// Tokens.
@@ -71,19 +71,19 @@ pub enum Error {
         /// Sequences.
         sequences: usize,
     },
-    /// A size is not among those that an operation serves.
+    /// An operation does not support this size.
     #[error("{name} = {got}: expected {least} to {most}")]
     OutOfRange {
         /// Tokens, experts, experts of a token, or columns of D.
         name: &'static str,
-        /// The smallest possible.
+        /// Minimum size.
         least: usize,
-        /// The largest possible.
+        /// Maximum size.
         most: usize,
-        /// What came.
+        /// Given size.
         got: usize,
     },
-    /// Experts cannot be grouped so.
+    /// Invalid expert groups.
     #[error(
         "{chosen} of {groups} groups of experts: expected groups that divide the {experts} experts, and so many of them chosen that they hold {top_k}"
     )]
@@ -92,18 +92,19 @@ pub enum Error {
         experts: usize,
         /// Experts of a token.
         top_k: usize,
-        /// Groups that came.
+        /// Given groups.
         groups: usize,
         /// Groups that a token may use.
         chosen: usize,
     },
-    /// Given ids are listed as they are.
+    /// A routing of given ids chooses no experts.
     #[error("a routing of given ids chooses no experts: expected logits with {what}")]
     RoutingOfIds {
-        /// What was stated of the choice.
+        /// Setting of the choice of experts.
         what: &'static str,
     },
-    /// A given id is no expert's. It is the first in the order of tokens and slots; its slot is in no list.
+    /// A given id names no expert. It is the first in order of tokens
+    /// and slots. No list has its slot.
     #[error("token {token}, slot {slot}: expected an expert from 0 to {}, got {id}", .experts - 1)]
     UnknownExpert {
         /// The token.
@@ -115,7 +116,8 @@ pub enum Error {
         /// Experts.
         experts: usize,
     },
-    /// An id of [`GatherRows`](crate::GatherRows) is no row of the weight. It is the first in the order of rows.
+    /// An id of [`GatherRows`](crate::GatherRows) is outside the
+    /// weight. It is the first in order of rows.
     #[error("row {row}: expected an id from 0 to {}, got {id}", .rows - 1)]
     UnknownRow {
         /// The row of the result.
@@ -125,43 +127,44 @@ pub enum Error {
         /// Rows of the weight.
         rows: usize,
     },
-    /// A token, the first such one, has fewer experts than it should: the others' logits, biases or groups are NaN.
+    /// The first token with too few experts: logits, biases or groups
+    /// of the others are NaN.
     #[error("token {token}: expected {expected} experts to choose, got {got} whose logits are numbers")]
     TooFewExperts {
         /// The token.
         token: usize,
         /// Experts of a token.
         expected: usize,
-        /// Experts that it got.
+        /// Experts with logits that are numbers.
         got: usize,
     },
-    /// Heads of queries cannot share heads of keys evenly.
+    /// Heads of queries do not divide evenly among KV heads.
     #[error("{heads} heads over {kv_heads} heads of keys: expected heads of keys that divide the heads")]
     HeadsNotShared {
         /// Heads of queries.
         heads: usize,
-        /// Heads of keys and values.
+        /// KV heads.
         kv_heads: usize,
     },
-    /// Kernels do not serve heads of so many features.
+    /// Unsupported head dimension.
     #[error("{name} = {got}: expected a multiple of {step} from {step} to {most}")]
     HeadDim {
-        /// Of a query or a value.
+        /// Head dimension of queries or values.
         name: &'static str,
-        /// What head dimensions are multiples of.
+        /// Divisor of supported head dimensions.
         step: usize,
-        /// The largest.
+        /// Maximum head dimension.
         most: usize,
-        /// What came.
+        /// Given head dimension.
         got: usize,
     },
-    /// Queries and keys of the indexer have no such format.
+    /// Unsupported format of the indexer's queries and keys.
     #[error("the indexer has no queries and keys in {got}: expected one of {}", crate::indexer::format_names())]
     IndexerFormat {
-        /// What came.
+        /// Given format.
         got: KvFormat,
     },
-    /// Sequences do not have equally many queries.
+    /// Sequences have unequal numbers of queries.
     #[error("{queries} queries of {sequences} sequences: expected a multiple of the sequences")]
     QueriesNotShared {
         /// All queries.
@@ -169,46 +172,46 @@ pub enum Error {
         /// Sequences.
         sequences: usize,
     },
-    /// A factor must be above 0.
+    /// A factor is not above 0.
     #[error("{name} = {got}: expected a number above 0")]
     NotPositive {
-        /// Which one.
+        /// Name of the factor.
         name: &'static str,
-        /// What came.
+        /// Given factor.
         got: f32,
     },
-    /// Heads of an operand that is written share elements.
+    /// Heads of an output overlap.
     #[error(
         "{operand}: heads of {columns} features overlap with strides of {token_stride} a token and {head_stride} a head"
     )]
     OverlappingHeads {
         /// The operand.
         operand: &'static str,
-        /// Elements from one token to the next.
+        /// Token stride, in elements.
         token_stride: u64,
-        /// Elements from one head to the next.
+        /// Head stride, in elements.
         head_stride: u64,
         /// Features of a head.
         columns: usize,
     },
-    /// A stride of keys or values leads into a block that has one scale.
+    /// A stride of keys or values leads into a scale block.
     #[error("{operand}: a stride of {got} elements: expected a multiple of {step}, the features that share a scale")]
     StrideInBlock {
         /// The operand.
         operand: &'static str,
         /// Features that share a scale.
         step: u64,
-        /// The stride that came.
+        /// Given stride.
         got: u64,
     },
-    /// A leading dimension is shorter than the row that it leads past.
+    /// A row stride is shorter than a row.
     #[error("{operand}: a row stride of {got} elements is less than a row of {expected}")]
     StrideTooSmall {
         /// X, C, residual or D.
         operand: &'static str,
         /// Elements of a row.
         expected: u64,
-        /// The stride that came.
+        /// Given stride.
         got: u64,
     },
     /// The extent of an operand does not fit the address space.
@@ -218,7 +221,7 @@ pub enum Error {
         operand: &'static str,
         /// Rows.
         rows: u64,
-        /// Elements from one row to the next.
+        /// Row stride, in elements.
         row_stride: u64,
     },
     /// The extent of an operand's matrices does not fit the address space.
@@ -228,95 +231,97 @@ pub enum Error {
         operand: &'static str,
         /// Matrices.
         batch: usize,
-        /// Elements from one matrix to the next.
+        /// Matrix stride, in elements.
         batch_stride: u64,
     },
-    /// Matrices that are written overlap.
+    /// Matrices of an output overlap.
     #[error(
         "{operand}: matrices {batch_stride} elements apart, with a row stride of {row_stride}, overlap: expected them behind one another, or side by side in longer rows"
     )]
     OverlappingMatrices {
         /// D.
         operand: &'static str,
-        /// Elements from one matrix to the next.
+        /// Matrix stride, in elements.
         batch_stride: u64,
-        /// Elements from one row to the next.
+        /// Row stride, in elements.
         row_stride: u64,
     },
-    /// The X of a run is not the one that was planned for.
+    /// X of a run differs from the planned X.
     #[error("the plan reads X in {expected}, as the problem states rows, columns, sums and strides; got {got}")]
     WrongX {
-        /// The format that was planned for.
+        /// Planned format.
         expected: XFormat,
-        /// What came.
+        /// Description of the given X.
         got: String,
     },
-    /// X is in a format that this operation does not read.
+    /// This operation does not read X in the given format.
     #[error("X is stated in {got}, which this operation does not read: expected one of {}", names(.served))]
     XFormatNotServed {
-        /// The format that came.
+        /// Given format.
         got: XFormat,
-        /// Those that plans read.
+        /// Supported formats.
         served: &'static [XFormat],
     },
-    /// Activations are quantized to a format of codes and scales.
+    /// The format has no codes and scales.
     #[error("quantizing to {got}: expected a format of codes and scales; `plan_conversion` writes plain numbers")]
     NotQuantized {
-        /// The format that came.
+        /// Given format.
         got: XFormat,
     },
-    /// What is asked of a format of activations is not to be had with it.
-    #[error("{what} is not to be had with {format}")]
+    /// A format of activations lacks a feature.
+    #[error("`{what}` is unsupported for `{format}`")]
     NotOfXFormat {
-        /// What was asked for.
+        /// Requested feature.
         what: &'static str,
         /// The format.
         format: XFormat,
     },
-    /// Rows of codes, scales or sums begin where kernels cannot write them.
+    /// Kernels cannot write rows of codes, scales or sums at this
+    /// stride.
     #[error("{operand}: expected rows a multiple of {multiple} bytes apart, at least {least}, got {got}")]
     PlaneStride {
         /// Codes, scales or sums.
         operand: &'static str,
-        /// What strides are multiples of.
+        /// Divisor of supported strides.
         multiple: u64,
         /// Bytes of a row.
         least: u64,
-        /// The stride that came.
+        /// Given stride.
         got: u64,
     },
-    /// A conversion or norm writes columns of a matrix that has none.
+    /// A conversion or norm writes columns, but X has none.
     #[error("D has {d_columns} columns: expected none, as X has none")]
     NoColumns {
         /// Columns of D.
         d_columns: usize,
     },
-    /// Row factors bring values into the range of a type that the result has not.
+    /// Row factors suit another result type.
     #[error("row factors are for results in {expected}, got {got}")]
     RowFactorsOf {
-        /// The type that they are for.
+        /// Type with row factors.
         expected: DType,
         /// The type of the result.
         got: DType,
     },
-    /// A rotary embedding turns no whole pairs, or more features than a head has.
+    /// A rotary embedding rotates an odd number of features, or more
+    /// than a head has.
     #[error(
         "a rotary embedding turns {got} features: expected an even number from 2 to {head_dim}, the features of a head"
     )]
     RotaryDim {
         /// Features of a head.
         head_dim: usize,
-        /// What came.
+        /// Given features.
         got: usize,
     },
-    /// A number of a rotary embedding is none to compute frequencies with.
+    /// A rotary parameter is invalid.
     #[error(
         "rotary embedding: {name} = {got}: expected a finite number above 0, a base of at least 1, and bounds in order"
     )]
     RotaryNumber {
         /// `base`, `factor`, `low`, `high`, `slow` or `fast`.
         name: &'static str,
-        /// What came.
+        /// Given value.
         got: f64,
     },
     /// A factor is infinite or not a number.
@@ -324,158 +329,158 @@ pub enum Error {
     NonFiniteScalar {
         /// `alpha`, `beta`, `scale` or `eps`.
         name: &'static str,
-        /// What came.
+        /// Given value.
         got: f32,
     },
-    /// What is added to the mean of squares is negative.
+    /// Epsilon of a norm is negative.
     #[error("eps = {got}: expected 0 or a positive number")]
     NegativeEps {
-        /// What came.
+        /// Given epsilon.
         got: f32,
     },
-    /// Normalized rows, which a product reads from its workspace, take more than the problem allows.
+    /// Normalized rows exceed the workspace limit.
     #[error(
         "a workspace of at most {limit} bytes was allowed, and the normalized rows take {expected}: allow more \
          (`Problem::max_workspace`), or normalize X before (`Context::plan_norm`)"
     )]
     NoRoomForNorm {
-        /// Bytes that they end at.
+        /// Workspace bytes with the rows.
         expected: usize,
-        /// Bytes that were allowed.
+        /// Allowed bytes.
         limit: usize,
     },
-    /// Something before or after a product has no backward pass here.
+    /// A step before or after a product has no backward pass.
     #[error("{what} has no backward pass here: {instead}")]
     NoBackward {
-        /// What it is.
+        /// Name of the step.
         what: &'static str,
-        /// What to do.
+        /// Alternative.
         instead: &'static str,
     },
-    /// The products of parts of K are of matrices that are not stored by rows of K.
+    /// A product by parts of K needs matrices stored by rows of K.
     #[error(
         "parts of K are rows of A and B as stored: store A as [k, m] (`Matmul::a_transposed`) and B as [k, n] (without \
          `Matmul::b_transposed`)"
     )]
     KGroupedLayout,
-    /// The products of groups of rows are of an A that is not stored by rows.
+    /// A product by groups of rows needs A stored by rows.
     #[error("groups of rows are rows of A as stored: store A as [m, k] (without `Matmul::a_transposed`)")]
     RowsGroupedLayout,
-    /// A product of factors whose blocks have scales is not of the form that such products have.
+    /// Invalid product of operands with block scales.
     #[error("a product of factors in e4m3_1x128: {why}")]
     BlockScaledProduct {
-        /// What it must be.
+        /// Requirement.
         why: &'static str,
     },
-    /// A factor of plain numbers has a factor of its own.
+    /// An operand of plain numbers has a scale.
     #[error("{operand} is {dtype} and has a factor for all of it: only E4M3 has one, fold it into alpha")]
     ScaledPlainFactor {
-        /// The factor.
+        /// The operand.
         operand: &'static str,
         /// Its element type.
         dtype: DType,
     },
-    /// A copy of parameters would be what they are.
+    /// A copy of the parameters has their type.
     #[error("a copy of the parameters in f32: expected f16 or bf16")]
     CopyInF32,
-    /// A number of an optimizer is outside of its range.
+    /// An optimizer parameter is out of range.
     #[error("{name} = {got}: expected {expected}")]
     OptimizerNumber {
         /// `beta1`, `beta2`, `eps`, `momentum`, `rate`, `weight decay`, `gradient scale` or `step`.
         name: &'static str,
-        /// What it may be.
+        /// Valid values.
         expected: &'static str,
-        /// What came.
+        /// Given value.
         got: f64,
     },
-    /// X is to be normalized, and its rows do not lie as norms read them.
+    /// A norm cannot read this X.
     #[error("a norm reads rows of plain numbers, and not {what}: make one first (`Context::plan_conversion`)")]
     NormOf {
-        /// The X that came.
+        /// Description of the given X.
         what: &'static str,
     },
-    /// Something of a norm cannot take the place that was stated.
+    /// A norm cannot run in place as stated.
     #[error("in place: {what}: {why}")]
     InPlace {
-        /// What was to take a place.
+        /// Output that cannot overwrite its input.
         what: &'static str,
-        /// Why it cannot, and what to do.
+        /// Reason, and alternative.
         why: &'static str,
     },
-    /// The problem of a gated pair does not say what is applied to the gate.
+    /// A gated pair has no activation.
     #[error("a gated pair needs an activation: state it with `Problem::activation`, be it the identity")]
     MissingActivation,
-    /// The problem of a gated pair adds a C, which would have to be two.
+    /// A gated pair has a C.
     #[error("a gated pair takes no C: expected none (a residual is added to the product), got beta = {beta}")]
     GatedWithC {
-        /// Factor of the C that came.
+        /// Factor of the given C.
         beta: f32,
     },
-    /// Something of a product that products with outputs of their own for each segment do not have.
+    /// Feature that products with separate segment outputs lack.
     #[error("fused weights: {what} is not served: {why}")]
     NotForFused {
-        /// What was stated.
+        /// Stated feature.
         what: &'static str,
-        /// What to do.
+        /// Alternative.
         why: &'static str,
     },
-    /// A run of a fused weight has another number of outputs than the weight has segments.
+    /// Outputs of a run differ in number from the weight's segments.
     #[error("{got} outputs came for a weight of {expected} segments: give one for each, in their order")]
     OutputsMismatch {
         /// Segments.
         expected: usize,
-        /// Outputs that came.
+        /// Given outputs.
         got: usize,
     },
-    /// Something of a dense product that products with experts do not have.
+    /// Feature that products with experts lack.
     #[error("experts: {what} is not served: {why}")]
     NotForExperts {
-        /// What was asked for.
+        /// Requested feature.
         what: &'static str,
-        /// Why it cannot be, and what to do.
+        /// Reason, and alternative.
         why: &'static str,
     },
-    /// An index that a run with experts was given is wrong; rows that it does not concern were computed.
+    /// An expert index is wrong. Rows without a fault were computed.
     #[error("experts: {}", fault_text(*.fault, *.place, *.top_k))]
     BadExpertIndex {
-        /// What is wrong.
+        /// Kind of fault.
         fault: ExpertFault,
-        /// Where it is first: the slot, or the place in the offsets or counts.
+        /// Index of the first fault: a slot, an offset or a count.
         place: usize,
-        /// Slots of a token, where there are any.
+        /// Slots of a token, if any.
         top_k: Option<usize>,
     },
-    /// A buffer is shorter than shape and strides ask for.
+    /// A buffer is shorter than its shape and strides require.
     #[error("{operand}: expected at least {expected} bytes, got {got}")]
     BufferTooShort {
         /// X, C, bias, token scales, residual, D, workspace, column order or row factors.
         operand: &'static str,
         /// Bytes that the plan reads or writes.
         expected: usize,
-        /// Bytes that came.
+        /// Given bytes.
         got: usize,
     },
-    /// Memory that is known to hold elements of one type was passed for elements of another one.
+    /// A buffer has another element type.
     #[error("{operand}: expected {expected}, got {got}")]
     WrongElementType {
-        /// Which operand.
+        /// The operand.
         operand: &'static str,
-        /// The element type that the plan reads or writes.
+        /// Element type of the plan.
         expected: ElementType,
-        /// The element type that the buffer was made with.
+        /// Element type of the buffer.
         got: ElementType,
     },
-    /// Host values are not as many as the shape asks for.
+    /// Host values differ in number from the shape.
     #[error("{operand}: expected {expected} values, got {got}")]
     WrongLength {
-        /// Which argument.
+        /// The argument.
         operand: &'static str,
-        /// Values that the shape asks for.
+        /// Values of the shape.
         expected: usize,
-        /// Values that came.
+        /// Given values.
         got: usize,
     },
-    /// Bytes are asked for as values of which they are no whole number.
+    /// Bytes of a view are no multiple of the value size.
     #[error("values: expected a multiple of {width} bytes, which a value has, got {bytes}")]
     PartOfAValue {
         /// Bytes of the view.
@@ -483,25 +488,25 @@ pub enum Error {
         /// Bytes of a value.
         width: usize,
     },
-    /// A view begins at an address that its element type or its plan does not allow.
+    /// A view's address is misaligned for its element type or plan.
     #[error("{operand}: expected an address that is a multiple of {expected} bytes, got one of {got}")]
     Misaligned {
         /// X, C, bias, token scales, residual, D, column order or row factors.
         operand: &'static str,
-        /// The alignment that the plan was made for, in bytes.
+        /// Planned alignment, in bytes.
         expected: usize,
-        /// The alignment of what came, in bytes.
+        /// Given alignment, in bytes.
         got: usize,
     },
-    /// The plan uses an operand that was not passed.
+    /// A required operand is missing.
     #[error("{operand} is missing: {why}")]
     MissingOperand {
         /// C, bias, token scales, residual, workspace, column order or row factors.
         operand: &'static str,
-        /// What makes it necessary.
+        /// Reason for the operand.
         why: &'static str,
     },
-    /// An operand was passed that the plan would not use.
+    /// The plan does not use a given operand.
     #[error(
         "{operand} was passed to a plan that does not use it: state it in the problem, conversion, routing or norm first"
     )]
@@ -509,101 +514,104 @@ pub enum Error {
         /// C, bias, token scales, residual, column order or row factors.
         operand: &'static str,
     },
-    /// An operand lives on another device than the plan.
+    /// An operand is on another device than the plan.
     #[error("{operand}: expected device {expected}, got {got}")]
     WrongDevice {
-        /// Which operand.
+        /// The operand.
         operand: &'static str,
-        /// The device of the context or plan.
+        /// Device of the context or plan.
         expected: DeviceId,
-        /// The device that came.
+        /// Device of the operand.
         got: DeviceId,
     },
-    /// A packed weight in a layout that the device's kernels do not read.
+    /// The device's kernels do not read the layout of a packed
+    /// weight.
     #[error("packed weight of {format}: expected layout {expected:?}, which {device} reads, got {got:?}")]
     WrongLayout {
         /// The format of the weight.
         format: Format,
         /// The device.
         device: DeviceId,
-        /// The layout that it reads.
+        /// Layout of the device.
         expected: FragmentLayout,
-        /// The layout that came.
+        /// Layout of the weight.
         got: FragmentLayout,
     },
-    /// A weight of another shape, format or layout than the plan was made for.
+    /// A weight differs from the plan's in shape, format or layout.
     #[error("weight: expected {expected}, got {got}")]
     WrongWeight {
-        /// The weight that the plan was made for.
+        /// Planned weight.
         expected: String,
-        /// The weight that came.
+        /// Given weight.
         got: String,
     },
-    /// Plans of whole models are made for some architectures.
+    /// Model plans do not support this architecture.
     #[error("architecture `{architecture}`: expected one of {}", .served.join(", "))]
     UnknownArchitecture {
-        /// The architecture that the model states; empty where it states none.
+        /// Architecture of the model; empty if it states none.
         architecture: String,
-        /// Those that are served.
+        /// Supported architectures.
         served: &'static [&'static str],
     },
-    /// A model lacks something that its architecture has.
+    /// A model lacks a part of its architecture.
     #[error("model: {what}")]
     IncompleteModel {
-        /// What is missing, and what was expected.
+        /// Missing part, and expectation.
         what: String,
     },
     /// A budget leaves no candidate to measure.
     #[error("budget: within = {within}: expected a number of at least 1")]
     TuneBudget {
-        /// The factor that came.
+        /// Given factor.
         within: f64,
     },
-    /// A file with measured configurations is something else.
+    /// A file has no tuned configs.
     #[error(transparent)]
     Tuned(#[from] TunedError),
-    /// Text that is no plan file.
+    /// A text is no plan file.
     #[error("no plan file")]
     BadPlanFile(#[source] serde_json::Error),
-    /// A plan file that does not fit. It is the first mismatch.
+    /// First mismatch of a plan file.
     #[error("plan file: {at}: expected {expected}, got {got}; make the plan anew")]
     PlanMismatch {
-        /// Where in the file.
+        /// Location in the file.
         at: String,
-        /// What this device, these kernels or this model have.
+        /// Value of this device, these kernels or this model.
         expected: String,
-        /// What the file has.
+        /// Value of the file.
         got: String,
     },
-    /// A plan file has no such operation, or no such region.
+    /// A plan file lacks an operation or a region.
     #[error("the plan has no {what} `{name}`")]
     NotInPlan {
         /// `operation`, `product` or `region`.
         what: &'static str,
-        /// The name that came.
+        /// Given name.
         name: String,
     },
-    /// A step that a plan leaves to the caller, such as a norm, attention, or the backward pass of either, was to be run.
+    /// The caller runs this step, such as a norm, attention or a
+    /// backward pass.
     #[error("`{step}` is the caller's: the plan names what it reads and writes, and no operation of it")]
     CallersStep {
         /// The step.
         step: String,
     },
-    /// Something wrote beyond the end of a region of a plan's arena.
+    /// A region of a plan's arena was overrun.
     #[error("{op}: byte {byte} behind the {len} bytes of `{region}` was overwritten")]
     CanaryOverwritten {
-        /// The operation after which it was found.
+        /// Operation before the check.
         op: String,
         /// The region.
         region: String,
         /// Its length.
         len: usize,
-        /// The first byte behind it that is wrong, counted from its end.
+        /// First wrong byte, counted from the region's end.
         byte: usize,
     },
 }
 
-/// The message, so that `fn main() -> Result<(), Error>` and `expect` print it; sources follow after a colon.
+/// The message and, after colons, its sources, for `expect` and
+/// `fn main() -> Result<(), Error>`.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)?;
@@ -616,12 +624,12 @@ impl fmt::Debug for Error {
     }
 }
 
-/// Names in a list for people.
+/// Comma-separated names.
 fn names(formats: &[XFormat]) -> String {
     formats.iter().map(|format| format.name()).collect::<Vec<_>>().join(", ")
 }
 
-/// What is wrong with an index, and where, as a sentence.
+/// Message of a fault in an index, with its location.
 fn fault_text(fault: ExpertFault, place: usize, top_k: Option<usize>) -> String {
     let slot = match top_k {
         Some(top_k) => format!("token {}, slot {}", place / top_k, place % top_k),

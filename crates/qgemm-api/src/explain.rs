@@ -1,5 +1,4 @@
-//! What a context would choose, and why, without making anything
-//! ready.
+//! Plan records without preparing kernels.
 
 use crate::context::Context;
 use crate::described::DescribedWeight;
@@ -9,13 +8,13 @@ use crate::gradient::{Gradient, GradientWeight, ThroughShape};
 use crate::record::{GemmSubject, PlanRecord};
 
 impl Context {
-    /// What [`Context::plan`] would choose for `problem`, what else
-    /// there is, and why. Compiles nothing and loads nothing. That no
-    /// family serves it is no error: the record has the reasons.
+    /// Record of the choice of [`Context::plan`] for `problem`, with
+    /// other candidates and reasons. Nothing is compiled or loaded.
+    /// An unserved problem is no error: the record has the reasons.
     ///
     /// # Errors
-    /// When the problem is not valid, its weight is on another
-    /// device, or the family asked for does not exist.
+    /// When the problem is invalid, its weight is on another device,
+    /// or the requested family does not exist.
     pub fn explain(&self, problem: &Problem) -> Result<PlanRecord, Error> {
         self.check_weight(problem.weight().device)?;
         let device = self.device();
@@ -29,12 +28,12 @@ impl Context {
         subject.explain()
     }
 
-    /// What [`Context::plan_gradient`] would choose: see
-    /// [`Context::explain`]. The record is of the product with the
-    /// first part of the weight, and its prologue what decodes that.
+    /// Record of the choice of [`Context::plan_gradient`]: see
+    /// [`Context::explain`]. It describes the product with the first
+    /// part of the weight. Its prologue decodes that part.
     ///
     /// # Errors
-    /// When the gradient is not valid.
+    /// When the gradient is invalid.
     pub fn explain_gradient<'a>(
         &self,
         weight: impl Into<GradientWeight<'a>>,
@@ -43,7 +42,7 @@ impl Context {
         self.explain_gradient_by(&weight.into().shape(), gradient)
     }
 
-    /// The same of a weight that need not be there
+    /// Gradient record for a weight that is not loaded
     /// ([`Context::describe_weight`]).
     ///
     /// # Errors

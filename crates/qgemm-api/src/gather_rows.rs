@@ -1,5 +1,5 @@
-//! [`GatherRows`]: rows of a weight by index, an embedding look-up:
-//! builder, plan and arguments.
+//! [`GatherRows`]: embedding lookup, with its builder, plan and
+//! arguments.
 
 use std::fmt;
 use std::ops::Deref;
@@ -17,12 +17,13 @@ use crate::planned::{Bound, Planned, Wanted, chosen_by_traffic, explain};
 use crate::record::{PlanRecord, Recorded};
 use crate::weight::{Memory, Weight, WeightShape};
 
-/// Rows of a weight by index, `D[i, :] = dequantize(W[ids[i], :])`,
-/// rounded once to D's type: llama.cpp's `GET_ROWS`,
-/// `torch.nn.Embedding`. Described for [`Context::plan_gather_rows`].
+/// Embedding lookup, `D[i, :] = dequantize(W[ids[i], :])`,
+/// rounded once to D's type. It is llama.cpp's `GET_ROWS` and
+/// `torch.nn.Embedding`. A description for
+/// [`Context::plan_gather_rows`].
 ///
-/// Ids are u32 on the device. An id that is no row of W gives a row
-/// of zeros, and the status of the run names the first one.
+/// Ids are u32 on the device. An id outside W gives a row of
+/// zeros; the run's status names the first such id.
 #[derive(Clone, Debug)]
 pub struct GatherRows {
     weight: WeightShape,
@@ -38,7 +39,7 @@ impl GatherRows {
         Self::of_shape(*weight.shape(), rows)
     }
 
-    /// The same of a weight that need not be there
+    /// Gather from a weight that is not loaded
     /// ([`Context::describe_weight`]).
     pub fn of_described(weight: &DescribedWeight, rows: usize) -> Self {
         Self::of_shape(*weight.shape(), rows)
@@ -54,13 +55,14 @@ impl GatherRows {
         self
     }
 
-    /// Elements from one row of D to the next.
+    /// Row stride of D, in elements.
     pub fn d_row_stride(mut self, row_stride: u64) -> Self {
         self.d_row_stride = Some(row_stride);
         self
     }
 
-    /// Alignment of D's address in bytes at every run. Default: 16.
+    /// Alignment of D's address, in bytes, at every run; 16 by
+    /// default.
     pub fn d_alignment(mut self, bytes: usize) -> Self {
         self.d_alignment = bytes;
         self
@@ -80,9 +82,9 @@ impl GatherRows {
     }
 }
 
-/// A kernel chosen and made ready for one [`GatherRows`]; made by
-/// [`Context::plan_gather_rows`]. Its text says what a run launches.
-/// It runs with every weight of the shape that it was made for.
+/// Ready kernel of one [`GatherRows`], from
+/// [`Context::plan_gather_rows`]. Its text lists the launches of
+/// a run. It runs with every weight of the planned shape.
 #[derive(Debug)]
 pub struct GatherRowsPlan {
     planned: Planned<CheckedGatherRows>,
@@ -103,7 +105,7 @@ impl fmt::Display for GatherRowsPlan {
     }
 }
 
-/// Operands of a [`GatherRowsPlan`] run.
+/// Operands of one run of a [`GatherRowsPlan`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct GatherRowsArgs<'a> {
@@ -111,14 +113,14 @@ pub struct GatherRowsArgs<'a> {
     pub w: &'a Weight,
     /// Row of the weight for each row of D: u32.
     pub ids: BufferRef<'a>,
-    /// The rows, `[rows, K]`.
+    /// Output rows, `[rows, K]`.
     pub d: BufferMut<'a>,
     /// Written: 16 bytes that [`GatherRowsPlan::check_status`] reads.
     pub status: BufferMut<'a>,
 }
 
 impl<'a> GatherRowsArgs<'a> {
-    /// Required operands.
+    /// Operands of every run.
     pub fn new(
         w: &'a Weight,
         ids: impl Into<BufferRef<'a>>,
@@ -130,23 +132,23 @@ impl<'a> GatherRowsArgs<'a> {
 }
 
 impl Context {
-    /// Chooses a kernel for `gather` and makes it ready. What was
-    /// planned before is known, as with [`Context::plan`].
+    /// Chooses a kernel for `gather` and makes it ready. A known
+    /// problem costs a lookup, as with [`Context::plan`].
     ///
     /// # Errors
-    /// When the gather is not valid, its weight is on another device,
-    /// no family serves it, or the kernel cannot be made ready.
+    /// When the gather is invalid, its weight is on another device or
+    /// no family serves it; or when the kernel cannot be prepared.
     pub fn plan_gather_rows(&self, gather: &GatherRows) -> Result<GatherRowsPlan, Error> {
         self.check_weight(gather.weight.device)?;
         let planned = Planned::new(self, gather.check()?, Preferences::default())?;
         Ok(GatherRowsPlan { planned, weight: gather.weight })
     }
 
-    /// Record of the plan that [`Context::plan_gather_rows`] would
-    /// choose: see [`Context::explain`].
+    /// Record of the choice of [`Context::plan_gather_rows`]: see
+    /// [`Context::explain`].
     ///
     /// # Errors
-    /// When the gather is not valid, or its weight is on another
+    /// When the gather is invalid, or its weight is on another
     /// device.
     pub fn explain_gather_rows(&self, gather: &GatherRows) -> Result<PlanRecord, Error> {
         self.check_weight(gather.weight.device)?;
@@ -165,22 +167,22 @@ impl Bound for CheckedGatherRows {
             O::Ids => Wanted::always("ids", Extent::of_values(ElementType::Int32, self.rows)),
             O::D => Wanted::always("D", Extent::of(&self.d, self.rows, self.k)),
             O::Status => Wanted::always("status", Extent::of_values(ElementType::Int32, STATUS_WORDS)),
-            // The weight is bound by what describes it.
+            // The weight's description binds the weight.
             O::W | O::RowScale | O::KOrder => Wanted::optional("an operand of the weight", None, "the weight has it"),
         }
     }
 }
 
 impl GatherRowsPlan {
-    /// Submits the gather to `stream`. Allocates nothing, waits for
-    /// nothing and takes no lock, so it may be captured in a CUDA
-    /// graph. Ids that are no row are no error here: the status holds
-    /// the first.
+    /// Submits the gather to `stream`. A run allocates nothing, waits
+    /// for nothing and takes no lock. A CUDA graph may capture it. An
+    /// id outside W is no error of the run: the status holds the
+    /// first one.
     ///
     /// # Errors
     /// When an operand is too short, misaligned or on another device;
-    /// when the weight is not like the one planned for; or a device
-    /// error. Nothing has been written then.
+    /// when the weight differs from the planned one; or on a device
+    /// error. Nothing is written then.
     pub fn run(&self, stream: &Stream, args: GatherRowsArgs<'_>) -> Result<(), Error> {
         use GatherRowsOperand as O;
         let GatherRowsArgs { w, ids, d, status } = args;
@@ -191,7 +193,7 @@ impl GatherRowsPlan {
         run.write(O::D, d)?;
         run.write(O::Status, status)?;
         if run.is_nothing() {
-            // No id is wrong.
+            // Without rows, every id is valid.
             return run.zero(stream, O::Status);
         }
         let Memory { data, row_scale, k_order } = w.memory();
@@ -202,13 +204,13 @@ impl GatherRowsPlan {
     }
 
     /// Waits for the default stream and reads the status of a run:
-    /// whether every id is a row. A run on another stream is to be
-    /// [synchronized](Context::synchronize) with first.
+    /// whether every id is a row. [Synchronize](Context::synchronize)
+    /// first with a run on another stream.
     ///
     /// # Errors
-    /// [`Error::UnknownRow`], which names the first id that is none;
-    /// or when `status` is too short or on another device, or a
-    /// device error.
+    /// [`Error::UnknownRow`] with the first wrong id. Also when
+    /// `status` is too short or on another device, or on a device
+    /// error.
     pub fn check_status<'a>(&self, ctx: &Context, status: impl Into<BufferRef<'a>>) -> Result<(), Error> {
         let (status, checks) = (status.into(), Checks(self.device()));
         checks.device("context", ctx.info().id)?;

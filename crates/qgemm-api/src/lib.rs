@@ -1,6 +1,8 @@
-//! Quantized matrix multiplication on every machine: `D = activation(alpha · X·Wᵀ + beta · C + bias) + residual` and
-//! gated pairs, with the weights `W` quantized, on NVIDIA GPUs from Volta on, on whatever wgpu reaches, and on the CPU.
-//! The only crate of qgemm that a user depends on.
+//! Quantized matrix multiplication on NVIDIA GPUs from Volta on,
+//! wgpu adapters and the CPU. The product is
+//! `D = activation(alpha · X·Wᵀ + beta · C + bias) + residual`
+//! with quantized weights `W`; gated pairs are served, too.
+//! qgemm-api is the only crate that a user depends on.
 //!
 //! A layer from a model file to a result:
 //!
@@ -30,8 +32,9 @@
 //! # Ok::<(), qgemm_api::Error>(())
 //! ```
 //!
-//! That copies activations and results and plans anew for every call. An engine keeps them on the device and plans
-//! once a shape; [`Plan::run`] then only launches:
+//! This example copies activations and results, and plans for
+//! every call. An engine keeps them on the device and plans once
+//! per shape. [`Plan::run`] then only launches:
 //!
 //! ```
 //! use qgemm_api::half::f16;
@@ -56,18 +59,26 @@
 //! ```
 //!
 //! # Words
-//! `M` is the number of tokens (rows of X and D), `N` of output features (rows of W, columns of D), `K` of input
-//! features. A *format* is how weights are stored ([`Format`]); *act-order* weights have their columns permuted.
+//! `M` is the number of tokens (rows of X and D). `N` is the
+//! number of output features (rows of W, columns of D). `K` is
+//! the number of input features. A *format* is the storage format
+//! of weights ([`Format`]). *Act-order* weights have permuted
+//! columns.
 //!
 //! # Errors
-//! Everything is validated here, once, and [`Error`] says what was expected and what came. Nothing panics on bad
-//! input, and what fails has written nothing.
+//! Every argument is validated once, and [`Error`] has the
+//! expected and the given value. Bad input never panics, and a
+//! failed call has written nothing.
 //!
 //! # Features
-//! `cuda` and `wgpu`, both on by default, add their backends. Neither needs a driver or a toolkit to build or to
-//! start: where there is none, [`devices`] says so. `emu` adds devices that emulate GPUs (`emu:sm75`), for tests.
-//! `experimental-cooperative-matrix` has wgpu multiply with matrix instructions where the adapter has them in f16;
-//! wgpu calls its own code for them experimental and possibly unsound, so the feature is not on by default.
+//! `cuda` and `wgpu`, both on by default, add their backends.
+//! Neither needs a driver or a toolkit to build or to start;
+//! without them, [`devices`] reports it. `emu` adds devices that
+//! emulate GPUs (`emu:sm75`), for tests.
+//! `experimental-cooperative-matrix` uses f16 matrix instructions
+//! on wgpu adapters that have them. wgpu calls its code for them
+//! experimental and possibly unsound, so the feature is off by
+//! default.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
@@ -157,8 +168,8 @@ pub use qgemm_hal::{
 };
 pub use qgemm_sched::SchedError;
 
-/// What a plan chose and what else there was: kernels, configurations, launches, and tables of what was measured. For
-/// tuning, benchmarks and tests; to multiply, none of it is needed.
+/// Chosen kernels, configs, launches and measurements, for
+/// tuning, benchmarks and tests.
 pub mod tuning {
     pub use crate::gemm::Candidate;
     pub use crate::record::{
@@ -175,7 +186,7 @@ pub mod tuning {
     pub use qgemm_sched::{AvoidedKernel, Bound, Cost, TunedError, TunedTable};
 }
 
-/// What a plan file holds ([`ExecPlan`]).
+/// Contents of a plan file ([`ExecPlan`]).
 pub mod exec {
     pub use crate::exec_plan::{
         Barrier, BarrierKind, ExecPlan, MemoryPlan, ModelRecord, Phase, PhaseRange, PlannedHeads, PlannedNorm,
@@ -186,13 +197,17 @@ pub mod exec {
 
 pub mod cpu;
 
-/// What only CUDA has: memory and streams of the caller's, graphs, and measured bandwidths.
+/// CUDA interop and extras: external memory and streams, graphs,
+/// and measured bandwidths.
 ///
-/// [`wrap_device_ptr`](cuda::wrap_device_ptr) and [`wrap_stream`](cuda::wrap_stream) take pointers and stream
-/// handles of the CUDA runtime, PyTorch or other code in the process without copying; the
-/// [`device`](Context::device) of a context is what they want as their first argument. Where every tensor is a pointer of the
-/// caller's, an [`AddressSpace`](cuda::AddressSpace) makes views of them that cost nothing;
-/// [`device_address`](cuda::device_address) is the way back.
+/// [`wrap_device_ptr`](cuda::wrap_device_ptr) and
+/// [`wrap_stream`](cuda::wrap_stream) wrap external pointers and
+/// streams, without copies. They may come from the CUDA runtime,
+/// PyTorch or other code in the process. Their first argument is
+/// the [`device`](Context::device) of a context. An
+/// [`AddressSpace`](cuda::AddressSpace) makes views of external
+/// pointers at no cost. [`device_address`](cuda::device_address)
+/// returns a buffer's pointer.
 #[cfg(feature = "cuda")]
 pub mod cuda {
     pub use qgemm_cuda::{
@@ -201,9 +216,10 @@ pub mod cuda {
     };
 }
 
-/// What only wgpu has: devices and buffers of the caller's.
+/// wgpu interop: external devices and buffers.
 ///
-/// An engine that uses wgpu itself hands its device over, and qgemm multiplies on its queue and in its buffers:
+/// An engine with its own wgpu device shares it. qgemm then
+/// multiplies on that device's queue and in its buffers:
 ///
 /// ```no_run
 /// use qgemm_api::wgpu::{from_device, wgpu, wrap_buffer};
@@ -232,17 +248,17 @@ pub mod wgpu {
 #[cfg(feature = "emu")]
 pub mod emu;
 
-/// The README's example, compiled with the doctests.
+/// Example of the README, compiled with the doctests.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
 
-/// The programs of the engine guide, run with the doctests.
+/// Programs of the engine guide, run with the doctests.
 #[cfg(all(doctest, feature = "cuda"))]
 #[doc = include_str!("../../../docs/guide/engines.md")]
 struct Engines;
 
-/// The examples of the pages of operations, run with the doctests.
+/// Examples of the operation pages, run with the doctests.
 #[cfg(doctest)]
 mod operations {
     macro_rules! pages {

@@ -1,4 +1,4 @@
-//! What plans have made ready, kept so that a problem that was planned before costs a lookup.
+//! Caches of ready plans: a known problem costs a lookup.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -13,10 +13,11 @@ use crate::error::Error;
 use crate::gemm::LayerPlans;
 use crate::planned::Chosen;
 
-/// Most entries of a cache. An engine has tens of shapes for each of a few numbers of tokens.
+/// Maximum entries of a cache. An engine has tens of shapes for
+/// each of a few numbers of tokens.
 pub(crate) const MOST_ENTRIES: usize = 1024;
 
-/// A kernel family's sequence for one operation, with the configuration that it was made for.
+/// Launch sequence of one operation, with its config.
 pub(crate) struct Ready<O: Operation> {
     pub family: &'static dyn Family<O>,
     pub plan: O::Plan,
@@ -24,7 +25,7 @@ pub(crate) struct Ready<O: Operation> {
 }
 
 impl<O: Chosen> Ready<O> {
-    /// What `family` makes ready for `plan`.
+    /// Ready launches of `plan` from `family`.
     pub fn prepare(device: &dyn Device, op: &O, family: &'static dyn Family<O>, plan: O::Plan) -> Result<Self, Error> {
         let sequence = op.prepare(device, family, &plan)?;
         let sequence = match O::math(&plan) {
@@ -41,26 +42,26 @@ impl<O: Operation> fmt::Debug for Ready<O> {
     }
 }
 
-/// Ready launches of an operation, by the operation and what they were asked with.
+/// Ready launches, by operation and preferences.
 type CacheOf<O> = PlanCache<(O, Preferences), Ready<O>>;
 
-/// An operation with a cache of its plans.
+/// Operation with a cache of its plans.
 pub(crate) trait Cached: Operation + Eq + Hash {
-    /// Its families.
+    /// Kernel families of the operation.
     fn families(catalog: &Catalog) -> Families<Self>;
 
-    /// Its cache.
+    /// Plan cache of the operation.
     fn cache(caches: &PlanCaches) -> &PlanCache<(Self, Preferences), Ready<Self>>;
 }
 
 macro_rules! caches {
     ($($name:ident: $op:ident($($part:ident),*) [$($text:literal $spec:ident($keys:ident)),*] $summary:literal,)*) => {
-        /// The caches of a context, one an operation. What a plan was asked with is part of a key; what a context is
-        /// made with is not.
+        /// Plan caches of a context, one per operation. Keys include a
+        /// plan's preferences, but not the context's settings.
         #[derive(Debug, Default)]
         pub(crate) struct PlanCaches {
             $($name: CacheOf<qgemm_hal::$op>,)*
-            /// What layers have planned.
+            /// Plans of layers.
             pub layers: LayerPlans,
         }
 
@@ -77,18 +78,18 @@ macro_rules! caches {
 }
 with_operations!(caches);
 
-/// At most [`MOST_ENTRIES`] values by key; the one that was not asked for the longest goes first.
+/// LRU cache of at most [`MOST_ENTRIES`] values.
 #[derive(Debug)]
 pub(crate) struct PlanCache<K, V> {
     entries: RwLock<HashMap<K, Entry<V>>>,
-    /// Counts what was asked.
+    /// Count of lookups.
     clock: AtomicU64,
 }
 
 #[derive(Debug)]
 struct Entry<V> {
     value: Arc<V>,
-    /// The clock when it was last asked for.
+    /// Clock at the last lookup.
     used: AtomicU64,
 }
 
@@ -99,11 +100,12 @@ impl<K, V> Default for PlanCache<K, V> {
 }
 
 impl<K: Clone + Eq + Hash, V> PlanCache<K, V> {
-    /// The value of `key`, which `make` makes where it is not known. No lock is held meanwhile, so that kernels compile side by
-    /// side; of two threads that make the same, both get what the first one finished.
+    /// Value of `key`; `make` makes an unknown one. Meanwhile no lock
+    /// is held, and kernels compile concurrently. If two threads make
+    /// one value, both get the first result.
     ///
     /// # Errors
-    /// Those of `make`; nothing is kept then.
+    /// Errors of `make`; nothing is cached then.
     pub fn get_or_make<E>(&self, key: &K, make: impl FnOnce() -> Result<V, E>) -> Result<Arc<V>, E> {
         if let Some(known) = self.get(key) {
             return Ok(known);
@@ -118,7 +120,8 @@ impl<K: Clone + Eq + Hash, V> PlanCache<K, V> {
         Some(Arc::clone(&entry.value))
     }
 
-    /// Keeps `value` unless there is one by now; returns the one that is kept.
+    /// Inserts `value` unless the key is present. Returns the cached
+    /// value.
     fn insert(&self, key: &K, value: Arc<V>) -> Arc<V> {
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(entry) = entries.get(key) {
@@ -132,7 +135,8 @@ impl<K: Clone + Eq + Hash, V> PlanCache<K, V> {
         let evicted = oldest.and_then(|oldest| entries.remove(&oldest));
         let used = AtomicU64::new(self.tick());
         entries.insert(key.clone(), Entry { value: Arc::clone(&value), used });
-        // The lock goes first: the last owner of a sequence may free memory of the device.
+        // Unlock first: dropping the last reference to a sequence may
+        // free device memory.
         drop(entries);
         drop(evicted);
         value
@@ -166,7 +170,7 @@ mod tests {
     #[test]
     fn two_that_make_the_same_get_the_first() {
         let cache = PlanCache::default();
-        // Made while another is being made: no lock is held.
+        // One `make` within another: no lock is held.
         let Ok(mine) = cache.get_or_make(&1, || Ok::<_, Infallible>(*get(&cache, 1) + 1));
         assert_eq!((*mine, *get(&cache, 1)), (10, 10));
     }

@@ -1,5 +1,5 @@
-//! [`Planned`]: kernels made ready for one operation, and what plans
-//! of every operation share: accessors, cache, record, run.
+//! [`Planned`]: ready kernels of one operation. Plans of every
+//! operation share its accessors, cache, record and run.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,28 +16,28 @@ use crate::operand::{Checks, Extent, zero};
 use crate::plan_cache::{Cached, PlanCaches, Ready};
 use crate::record::{PlanRecord, Recorded, record};
 
-/// Kernels chosen and made ready for one operation; made by a
-/// `plan_…` method of [`Context`]. Its text says what a run launches.
-/// An operation of no tokens, rows or columns has a plan that
-/// launches nothing.
+/// Ready kernels of one operation, from a `plan_…` method of
+/// [`Context`]. Its text lists the launches of a run. An
+/// operation without tokens, rows or columns has a plan without
+/// launches.
 #[derive(Debug)]
 pub struct Planned<O: Operation> {
     op: O,
     device: Arc<dyn Device>,
     tuned: Arc<TunedTable>,
     preferences: Preferences,
-    /// A bit for each slot of [`Operation::operands`].
+    /// Bit mask of the used slots of [`Operation::operands`].
     used: u32,
     /// `None` where there is nothing to compute.
     ready: Option<Arc<Ready<O>>>,
 }
 
-/// How an operation's kernels are chosen and made ready.
+/// Choice and preparation of an operation's kernels.
 pub(crate) trait Chosen: Cached + Recorded {
-    /// Its candidates among `families`, the fastest first.
+    /// Candidates of the operation among `families`, fastest first.
     ///
     /// # Errors
-    /// When the family asked for does not exist.
+    /// When the requested family does not exist.
     fn candidates(
         &self,
         info: &DeviceInfo,
@@ -46,7 +46,7 @@ pub(crate) trait Chosen: Cached + Recorded {
         tuned: &TunedTable,
     ) -> Result<Candidates<'static, Self>, SchedError>;
 
-    /// The launches of a plan.
+    /// Ready launches of a plan.
     ///
     /// # Errors
     /// When a kernel cannot be made ready.
@@ -60,7 +60,7 @@ pub(crate) trait Chosen: Cached + Recorded {
     }
 }
 
-/// [`Chosen`] for operations whose time is that of their bytes.
+/// [`Chosen`] for memory-bound operations.
 macro_rules! chosen_by_traffic {
     ($op:ty) => {
         impl $crate::planned::Chosen for $op {
@@ -79,8 +79,8 @@ macro_rules! chosen_by_traffic {
 pub(crate) use chosen_by_traffic;
 
 impl<O: Operation> Planned<O> {
-    /// A plan of launches that are ready; `None` where there is
-    /// nothing to compute.
+    /// Plan of ready launches; `None` where there is nothing to
+    /// compute.
     pub(crate) fn of(ctx: &Context, op: O, preferences: Preferences, ready: Option<Arc<Ready<O>>>) -> Self {
         let used = op.operands().into_iter().fold(0, |used, operand| used | 1 << operand.slot());
         Self { op, device: Arc::clone(ctx.device()), tuned: Arc::clone(ctx.tuned()), preferences, used, ready }
@@ -103,20 +103,20 @@ impl<O: Operation> Planned<O> {
         self.launch().map(|plan| self.op.kernel_id(plan))
     }
 
-    /// The chosen config with its launch geometry; `None` where there
-    /// is nothing to compute.
+    /// Chosen config with its launch geometry; `None` where there is
+    /// nothing to compute.
     pub fn launch(&self) -> Option<&O::Plan> {
         self.ready.as_ref().map(|ready| &ready.plan)
     }
 
-    /// The kernels that a run launches, in order; `None` where there
-    /// is nothing to compute.
+    /// Kernels of a run, in launch order; `None` where there is
+    /// nothing to compute.
     pub fn sequence(&self) -> Option<&LaunchSequence> {
         self.ready.as_ref().map(|ready| &ready.sequence)
     }
 
-    /// A number that changes with the sources of the chosen kernel,
-    /// for [`TunedTable::record`](crate::tuning::TunedTable::record);
+    /// Hash of the chosen kernel's sources, for
+    /// [`TunedTable::record`](crate::tuning::TunedTable::record).
     /// `None` where there is nothing to compute.
     pub fn source_hash(&self) -> Option<u64> {
         self.ready.as_ref().map(|ready| ready.family.source_hash(&self.op, O::config(&ready.plan)))
@@ -127,23 +127,23 @@ impl<O: Operation> Planned<O> {
         &self.op
     }
 
-    /// Bytes that a run must move at least: operands once each,
-    /// sequences as long as they may be.
+    /// Minimum memory traffic of a run, in bytes. Each operand counts
+    /// once, and sequences have their maximum length.
     pub fn bytes(&self) -> f64 {
         self.op.traffic()
     }
 
-    /// Multiply-adds of a run, sequences as long as they may be.
+    /// Multiply-adds of a run, with sequences of maximum length.
     pub fn macs(&self) -> f64 {
         self.op.macs()
     }
 
-    /// Floating-point operations of a run: two a multiply-add.
+    /// Floating-point operations of a run: two per multiply-add.
     pub fn flops(&self) -> f64 {
         2.0 * self.op.macs()
     }
 
-    /// The device that the plan is for.
+    /// Device of the plan.
     pub fn device(&self) -> DeviceId {
         self.device.info().id
     }
@@ -167,8 +167,7 @@ impl<O: Operation> Planned<O> {
 
 #[expect(private_bounds, reason = "operations implement it in this crate alone")]
 impl<O: Chosen> Planned<O> {
-    /// Chooses kernels and makes them ready, or finds what was
-    /// planned before.
+    /// Chooses kernels and makes them ready, or finds a cached plan.
     pub(crate) fn new(ctx: &Context, op: O, preferences: Preferences) -> Result<Self, Error> {
         if op.is_nothing() {
             return Ok(Self::of(ctx, op, preferences, None));
@@ -185,19 +184,19 @@ impl<O: Chosen> Planned<O> {
         Ok(Self::of(ctx, op.clone(), Preferences::default(), Some(Arc::new(ready))))
     }
 
-    /// A plan for each candidate, the fastest by the cost model
-    /// first; none where there is nothing to compute.
+    /// Plans of all candidates, fastest first by the cost model.
+    /// Empty where there is nothing to compute.
     pub(crate) fn of_candidates(ctx: &Context, op: &O, preferences: &Preferences) -> Result<Vec<Self>, Error> {
         let candidates = candidates(ctx, op, preferences)?;
         candidates.offered.iter().map(|candidate| Self::of_candidate(ctx, op, candidate)).collect()
     }
 
-    /// Record of the plan: the chosen candidate, the others, and the
-    /// reasons. Each call computes it again, which takes many times
-    /// as long as planning.
+    /// Record of the launches, of other candidates and of why they
+    /// lost. Each call makes a new record, which takes many times as
+    /// long as planning.
     ///
     /// # Errors
-    /// None that planning has not found before.
+    /// Planning has already found every error.
     pub fn record(&self) -> Result<PlanRecord, Error> {
         let families = O::families(&self.device.catalog());
         let ask = || self.op.candidates(self.device.info(), families, &self.preferences, &self.tuned);
@@ -205,8 +204,8 @@ impl<O: Chosen> Planned<O> {
     }
 }
 
-/// Chooses kernels for an operation and makes them ready, or finds
-/// what was planned before.
+/// Chooses kernels for an operation and makes them ready, or
+/// finds a cached plan.
 pub(crate) fn ready<O: Chosen>(
     device: &dyn Device,
     tuned: &TunedTable,
@@ -222,7 +221,7 @@ pub(crate) fn ready<O: Chosen>(
     })
 }
 
-/// The candidates of an operation; none where there is nothing to
+/// Candidates of an operation; empty where there is nothing to
 /// compute.
 pub(crate) fn candidates<O: Chosen>(
     ctx: &Context,
@@ -235,14 +234,14 @@ pub(crate) fn candidates<O: Chosen>(
     Ok(op.candidates(ctx.info(), O::families(&ctx.device().catalog()), preferences, ctx.tuned())?)
 }
 
-/// Record of the plan that `op` would get. No kernel is prepared.
+/// Plan record of `op`, without preparing kernels.
 pub(crate) fn explain<O: Chosen>(ctx: &Context, op: &O, preferences: &Preferences) -> Result<PlanRecord, Error> {
     let families = O::families(&ctx.device().catalog());
     explained(op, ctx.info(), || op.candidates(ctx.info(), families, preferences, ctx.tuned()))
 }
 
-/// The record of `op`; families are asked where there is something to
-/// launch.
+/// Plan record of `op`. Families are queried where there is
+/// something to launch.
 fn explained<'f, O: Recorded>(
     op: &O,
     info: &DeviceInfo,
@@ -261,7 +260,7 @@ pub(crate) struct Wanted {
     name: &'static str,
     /// `None` where the operation has no such operand.
     extent: Option<Extent>,
-    /// Why the operation has it, where it is optional.
+    /// Reason for an optional operand.
     why: &'static str,
 }
 
@@ -271,30 +270,29 @@ impl Wanted {
         Self { name, extent: Some(extent), why: "every run has it" }
     }
 
-    /// An operand that runs have for the reason `why`, where `extent`
-    /// is some.
+    /// Operand that exists for the reason `why`, where `extent` is
+    /// some.
     pub(crate) fn optional(name: &'static str, extent: Option<Extent>, why: &'static str) -> Self {
         Self { name, extent, why }
     }
 
-    /// A workspace, whose bytes the plan knows; `why` it is needed.
+    /// Workspace, whose size the plan knows. `why` is its reason.
     pub(crate) fn workspace(why: &'static str) -> Self {
         Self { name: "workspace", extent: None, why }
     }
 }
 
-/// An operation whose operands the API binds to buffers.
+/// Operation whose operands the API binds to buffers.
 pub(crate) trait Bound: Operation {
     /// Requirements on an operand's buffer. `used` tells whether
-    /// [`Operation::operands`] has it.
+    /// [`Operation::operands`] contains the operand.
     fn wanted(&self, operand: Self::Operand, used: bool) -> Wanted;
 }
 
-/// One run of a plan: checks buffers, then launches. Nothing is
-/// written before every buffer was checked.
+/// One run of a plan: checks all buffers, then launches.
 pub(crate) struct Run<'p, 'a, O: Operation> {
     planned: &'p Planned<O>,
-    /// The planned operation, or that of a portion of its tokens.
+    /// Planned operation, or the operation of some of its tokens.
     op: &'p O,
     pub checks: Checks,
     pub operands: Operands<'a>,
@@ -327,7 +325,7 @@ impl<'a, O: Bound> Run<'_, 'a, O> {
         self.op.wanted(operand, self.planned.used >> operand.slot() & 1 == 1)
     }
 
-    /// Binds a buffer that is read.
+    /// Binds an input buffer.
     pub fn read(&mut self, operand: O::Operand, view: impl Into<Option<BufferRef<'a>>>) -> Result<(), Error> {
         let Wanted { name, extent, why } = self.wanted(operand);
         let view = self.checks.optional(name, view.into(), extent, why)?;
@@ -337,7 +335,7 @@ impl<'a, O: Bound> Run<'_, 'a, O> {
         Ok(())
     }
 
-    /// Binds a buffer that is written.
+    /// Binds an output buffer.
     pub fn write(&mut self, operand: O::Operand, view: impl Into<Option<BufferMut<'a>>>) -> Result<(), Error> {
         let Wanted { name, extent, why } = self.wanted(operand);
         let view = self.checks.optional(name, view.into(), extent, why)?;
@@ -362,8 +360,8 @@ impl<'a, O: Bound> Run<'_, 'a, O> {
         self.planned.ready.is_none() || self.op.is_nothing()
     }
 
-    /// Zeros the buffer of an operand that is written: what a run
-    /// that launches nothing leaves.
+    /// Zeros an output buffer, as the result of a run without
+    /// launches.
     pub fn zero(&mut self, stream: &Stream, operand: O::Operand) -> Result<(), Error> {
         let extent = self.wanted(operand).extent;
         zero(&*self.planned.device, stream, self.operands.take_mut(operand), extent)
@@ -377,8 +375,7 @@ impl<'a, O: Bound> Run<'_, 'a, O> {
     }
 }
 
-/// The chosen config, and the launches of a run with kernel, geometry
-/// and operands.
+/// Launches of a run, with kernel, geometry and operands.
 impl<O: Operation> fmt::Display for Planned<O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} for {} on {}", self.kernel_name(), self.op.describe(), self.device())?;

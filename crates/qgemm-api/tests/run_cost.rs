@@ -1,6 +1,6 @@
-//! Cost of `Plan::run`, which only launches: without allocations, it
-//! suits real-time threads and graph captures. Planning is cheap, and
-//! nearly free for known problems.
+//! Cost of `Plan::run`, which only launches: without allocations,
+//! it suits real-time threads and graph captures. Planning is
+//! cheap, and nearly free for known problems.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -52,7 +52,8 @@ fn the_api_allocates_nothing() {
     assert_eq!([1, 64].map(|m| allocations(&ctx, m)), [0, 0]);
 }
 
-/// With one thread, no product enters a pool, whose queue allocates.
+/// With one thread, no product enters a pool, whose queue
+/// allocates.
 #[test]
 fn the_cpu_backend_allocates_nothing() {
     let pool = ThreadPoolBuilder::new().num_threads(1).build().expect("a thread");
@@ -75,8 +76,8 @@ fn a_layer_that_was_prepared_allocates_nothing() {
     assert_eq!(allocation_counter::measure(|| (0..100).for_each(|_| run())).count_total, 0);
 }
 
-/// Allocations in `runs` of a cached plan for `m` tokens, with a pool
-/// of two threads: of the calling thread, and of the pool.
+/// Allocations in `runs` of a cached plan for `m` tokens, with a
+/// pool of two threads: of the calling thread, and of the pool.
 fn allocations_of_all_threads(m: usize, runs: u64) -> [u64; 2] {
     const THREADS: usize = 2;
     let pool = ThreadPoolBuilder::new().num_threads(THREADS).build().expect("threads");
@@ -128,8 +129,8 @@ fn a_product_that_enters_the_pool_allocates_but_blocks_of_its_queue() {
     const RUNS: u64 = 200;
     for m in [1, 64] {
         let [own, of_pool] = allocations_of_all_threads(m, RUNS);
-        // As documented at `Plan::run`: one queue block in about
-        // sixty runs.
+        // As documented at `Plan::run`: one queue block in about sixty
+        // runs.
         assert!(own <= RUNS / 60 + 2, "M={m}: {own}");
         // Threads that wait within a launch may start another part,
         // which allocates.
@@ -137,8 +138,8 @@ fn a_product_that_enters_the_pool_allocates_but_blocks_of_its_queue() {
     }
 }
 
-/// Allocations of this thread in 100 runs of a cached conversion with
-/// all optional operands.
+/// Allocations of this thread in 100 runs of a cached conversion
+/// with all optional operands.
 fn allocations_of_conversion(device: &str) -> u64 {
     let ctx = Context::open(device).expect("always there");
     let (rows, columns) = (9, 70);
@@ -167,8 +168,9 @@ fn least(mut time: impl FnMut() -> Duration) -> Duration {
     (0..300).map(|_| time()).min().unwrap_or_default()
 }
 
-/// Planning cost of a product of `m` tokens and of a conversion: with
-/// ready kernels, and when cached. `None` without the device.
+/// Planning cost of a product of `m` tokens and of a conversion:
+/// with ready kernels, and when cached. `None` without the
+/// device.
 fn planning(device: &str, m: usize, permission: XPrecision) -> Option<[Duration; 2]> {
     let ctx = Context::open(device).ok()?;
     let weight = weight(&ctx, 1024, 1024);
@@ -199,8 +201,8 @@ fn planning_costs_little_and_less_when_the_problem_is_known() {
             continue;
         };
         eprintln!("{device}, M={m}, {permission:?}: unseen {unseen:?}, seen {seen:?}");
-        // 80 µs and 0.7 µs on a quiet machine; the limits leave room
-        // for slow and busy ones.
+        // 80 µs and 0.7 µs on a quiet machine; the limits leave room for
+        // slow and busy ones.
         assert!(unseen < Duration::from_micros(250), "{device}, M={m}, {permission:?}: {unseen:?}");
         assert!(seen < Duration::from_micros(10), "{device}, M={m}, {permission:?}: {seen:?}");
     }

@@ -85,7 +85,7 @@ macro_rules! operations {
                 match self { $(Op::$op => $module::cases(args, wanted),)* }
             }
 
-            /// Record of the plan for the shape.
+            /// Plan record of the shape.
             ///
             /// # Errors
             /// When the shape is invalid.

@@ -1,4 +1,4 @@
-//! [`AttentionPlan`]: kernels made ready for one attention.
+//! [`AttentionPlan`]: ready kernels of one attention.
 
 use qgemm_formats::{DType, ElementType};
 use qgemm_hal::op::attention::{KV_BLOCK, KV_SCALES};
@@ -16,10 +16,12 @@ use crate::planned::{Bound, Chosen, Planned, Wanted, explain};
 use crate::record::{Dispatch, PlanRecord, Recorded, Reduction, ReductionOrder, SplitAxis, WorkspaceRegion};
 use crate::workspace::Workspace;
 
-/// Kernels chosen and made ready for one [`Attention`]; made by [`Context::plan_attention`]. Its text says what a run launches.
+/// Ready kernels of one [`Attention`], from
+/// [`Context::plan_attention`]. Its text lists the launches of a
+/// run.
 pub type AttentionPlan = Planned<CheckedAttention>;
 
-/// What one run of an [`AttentionPlan`] reads and writes.
+/// Operands of one run of an [`AttentionPlan`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct AttentionArgs<'a> {
@@ -31,33 +33,44 @@ pub struct AttentionArgs<'a> {
     pub v: BufferRef<'a>,
     /// Written: the results.
     pub d: BufferMut<'a>,
-    /// An f32 a head of keys, for formats that have factors: what keys are multiplied with.
+    /// Factors of the keys, for formats with factors: an f32 per KV
+    /// head.
     pub k_factors: Option<BufferRef<'a>>,
-    /// An f32 a head of keys, for formats that have factors: what values are multiplied with.
+    /// Factors of the values, for formats with factors: an f32 per KV
+    /// head.
     pub v_factors: Option<BufferRef<'a>>,
-    /// Scales of the keys, for formats that have some: an f16 for every 32 features, in the order of the features, gaps of strides included:
-    /// the scale of element `i` of the keys is element `i / 32`.
+    /// Scales of the keys, for formats with scales: an f16 per 32
+    /// features. Element `i` of the keys, stride gaps included, has
+    /// scale `i / 32`.
     pub k_scales: Option<BufferRef<'a>>,
-    /// The same of the values.
+    /// Scales of the values, in the layout of the key scales.
     pub v_scales: Option<BufferRef<'a>>,
-    /// Where the query tokens of each sequence begin, and where the last end, for [`Queries::offsets`](crate::Queries::offsets): u32.
+    /// Offsets of the query tokens of each sequence, and their end,
+    /// for [`Queries::offsets`](crate::Queries::offsets): u32.
     pub q_offsets: Option<BufferRef<'a>>,
-    /// Where the keys of each sequence begin, and where the last end, for [`Keys::offsets`](crate::Keys::offsets): u32.
+    /// Offsets of the keys of each sequence, and their end, for
+    /// [`Keys::offsets`](crate::Keys::offsets): u32.
     pub kv_offsets: Option<BufferRef<'a>>,
-    /// How many keys each sequence has, for [`Keys::lengths`](crate::Keys::lengths) and [`Keys::paged`](crate::Keys::paged): u32.
+    /// Number of keys of each sequence, for
+    /// [`Keys::lengths`](crate::Keys::lengths) and
+    /// [`Keys::paged`](crate::Keys::paged): u32.
     pub kv_lengths: Option<BufferRef<'a>>,
-    /// The pages of each sequence, for [`Keys::paged`](crate::Keys::paged): u32.
+    /// Page indices of each sequence, for
+    /// [`Keys::paged`](crate::Keys::paged): u32.
     pub block_table: Option<BufferRef<'a>>,
-    /// Which keys each query sees, for [`Attention::mask`]: u32.
+    /// Bit mask of visible keys per query, for [`Attention::mask`]:
+    /// u32.
     pub mask: Option<BufferRef<'a>>,
-    /// Written when the attention has a [log-sum-exp](Attention::log_sum_exp): f32, tokens × heads.
+    /// Log-sum-exp, an f32 output `[tokens, heads]`, when the
+    /// attention [returns it](Attention::log_sum_exp).
     pub lse: Option<BufferMut<'a>>,
-    /// At least [`AttentionPlan::workspace_bytes`], when that is not 0.
+    /// Workspace of at least [`AttentionPlan::workspace_bytes`], when
+    /// that is not 0.
     pub workspace: Option<&'a mut Workspace>,
 }
 
 impl<'a> AttentionArgs<'a> {
-    /// What every run has. Methods add the other operands.
+    /// Operands of every run. Methods add the other operands.
     pub fn new(
         q: impl Into<BufferRef<'a>>,
         k: impl Into<BufferRef<'a>>,
@@ -83,13 +96,13 @@ impl<'a> AttentionArgs<'a> {
         }
     }
 
-    /// With the factors of the heads of keys.
+    /// With factors of the keys per KV head.
     pub fn k_factors(mut self, k_factors: impl Into<BufferRef<'a>>) -> Self {
         self.k_factors = Some(k_factors.into());
         self
     }
 
-    /// With the factors of the heads of values.
+    /// With factors of the values per KV head.
     pub fn v_factors(mut self, v_factors: impl Into<BufferRef<'a>>) -> Self {
         self.v_factors = Some(v_factors.into());
         self
@@ -137,7 +150,7 @@ impl<'a> AttentionArgs<'a> {
         self
     }
 
-    /// With room for the log-sum-exp.
+    /// With a buffer for the log-sum-exp.
     pub fn lse(mut self, lse: impl Into<BufferMut<'a>>) -> Self {
         self.lse = Some(lse.into());
         self
@@ -151,7 +164,8 @@ impl<'a> AttentionArgs<'a> {
 }
 
 impl Context {
-    /// Chooses kernels for `attention` and makes them ready. What was planned before is known, as with [`Context::plan`].
+    /// Chooses kernels for `attention` and makes them ready. A known
+    /// problem costs a lookup, as with [`Context::plan`].
     ///
     /// ```
     /// use qgemm_api::{Attention, AttentionArgs, Context, DType, Keys, Queries};
@@ -172,13 +186,15 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// When the attention is not valid, no family serves it, or a kernel cannot be made ready.
+    /// When the attention is invalid or no family serves it, or when
+    /// a kernel cannot be prepared.
     pub fn plan_attention(&self, attention: &Attention) -> Result<AttentionPlan, Error> {
         Planned::new(self, attention.check()?, attention.preferences())
     }
 
-    /// A plan for each way to run `attention` that [`Context::plan_attention`] has the choice of, the fastest by the cost model first; none
-    /// where there is no query. To test them all.
+    /// Plans of all candidates of [`Context::plan_attention`],
+    /// fastest first by the cost model. Empty without queries. For
+    /// tests of every candidate.
     ///
     /// # Errors
     /// As [`Context::plan_attention`].
@@ -186,10 +202,12 @@ impl Context {
         Planned::of_candidates(self, &attention.check()?, &attention.preferences())
     }
 
-    /// What [`Context::plan_attention`] would choose: see [`Context::explain`].
+    /// Record of the choice of [`Context::plan_attention`]: see
+    /// [`Context::explain`].
     ///
     /// # Errors
-    /// When the attention is not valid, or the family asked for does not exist.
+    /// When the attention is invalid, or the requested family does
+    /// not exist.
     pub fn explain_attention(&self, problem: &Attention) -> Result<PlanRecord, Error> {
         explain(self, &problem.check()?, &problem.preferences())
     }
@@ -235,7 +253,8 @@ impl Bound for CheckedAttention {
         use AttentionOperand as O;
         let paging = self.paging();
         let of = |strides, counts, columns, format: KvFormat, alignment| {
-            // `Attention::check` found that they fit the address space.
+            // `Attention::check` has verified that the extents fit the
+            // address space.
             let bytes = extent_bytes(strides, counts, columns, format).unwrap_or(u64::MAX) as usize;
             Extent::new(format.element(), bytes, alignment)
         };
@@ -282,18 +301,22 @@ impl Bound for CheckedAttention {
 }
 
 impl AttentionPlan {
-    /// Submits the attention to `stream`. Allocates nothing, waits for nothing and takes no lock, so it may be captured in a CUDA
-    /// graph; lengths, offsets and tables are read on the device when it runs.
+    /// Submits the attention to `stream`. A run allocates nothing,
+    /// waits for nothing and takes no lock. A CUDA graph may capture
+    /// it. Lengths, offsets and tables are read on the device at run
+    /// time.
     ///
     /// # Errors
-    /// When an operand is missing, too short, misaligned, on another device or not part of the attention, or a device error.
-    /// Nothing has been written then.
+    /// When an operand is missing, too short, misaligned, unexpected
+    /// or on another device; or on a device error. Nothing is written
+    /// then.
     pub fn run(&self, stream: &Stream, mut args: AttentionArgs<'_>) -> Result<(), Error> {
         let workspace = args.workspace.take().map(Workspace::view);
         self.run_within(stream, args, workspace)
     }
 
-    /// [`AttentionPlan::run`] with a workspace that may be part of another buffer, in place of that of `args`.
+    /// [`AttentionPlan::run`] with a workspace inside another buffer,
+    /// instead of the one in `args`.
     pub(crate) fn run_within(
         &self,
         stream: &Stream,

@@ -1,4 +1,5 @@
-//! What a [`Context`] plans: every operation, layers of them, and each way to run one.
+//! Plans from a [`Context`]: every operation, layers, and every
+//! candidate.
 
 use qgemm_hal::BufferRef;
 
@@ -13,21 +14,24 @@ use crate::quantization::{Quantization, QuantizationPlan, QuantizedX};
 use crate::weight::Weight;
 
 impl Context {
-    /// Chooses a kernel for `problem`, makes it ready (which may compile it) and computes its workspace. A problem that this
-    /// context, or a clone of it, planned before takes a lookup; the last 1024 are known.
+    /// Chooses a kernel for `problem` and makes it ready, by
+    /// compilation if necessary. A problem that this context, or a
+    /// clone of it, has planned costs a lookup. The cache holds the
+    /// last 1024.
     ///
     /// # Errors
-    /// When the problem is not valid, its weight is on another device, no family serves it, or the kernel
-    /// cannot be made ready.
+    /// When the problem is invalid, its weight is on another device
+    /// or no family serves it; or when the kernel cannot be prepared.
     pub fn plan(&self, problem: &Problem) -> Result<Plan, Error> {
         self.check_weight(problem.weight().device)?;
         Plan::new(self, problem)
     }
 
-    /// A layer for any number of tokens: `describe` states all but M of a problem with `weight`. See [`Linear`].
+    /// Layer for any number of tokens. `describe` states all but M of
+    /// a problem with `weight`. See [`Linear`].
     ///
     /// # Errors
-    /// When the problem is not valid, or is one with another weight.
+    /// When the problem is invalid, or has another weight.
     pub fn layer(&self, weight: &Weight, describe: impl FnOnce(Problem) -> Problem) -> Result<Linear, Error> {
         self.check_weight(weight.device())?;
         Linear::new(self, weight, describe(Problem::new(weight, 0)))
@@ -36,16 +40,20 @@ impl Context {
     /// Chooses kernels for `problem` and makes them ready.
     ///
     /// # Errors
-    /// As [`Context::plan`] and [`Context::plan_conversion`], and when a segment is stated that there is not.
+    /// As [`Context::plan`] and [`Context::plan_conversion`], and
+    /// when a stated segment does not exist.
     pub fn plan_fused(&self, problem: &FusedProblem) -> Result<FusedPlan, Error> {
         FusedPlan::new(self, problem)
     }
 
-    /// A feed-forward layer of experts for any number of tokens, each given to `top_k` experts: `up`, a pair of gate and up or one weight
-    /// an expert, and `down`; `describe` states the rest. See [`MoeLayer`].
+    /// MoE layer for any number of tokens, with `top_k` experts each.
+    /// `up` has a gated pair or one weight per expert. `describe`
+    /// states the rest. See [`MoeLayer`].
     ///
     /// # Errors
-    /// [`Error::WrongWeight`] when the experts do not fit together, and as [`Context::plan_experts`] and [`Context::plan_routing`].
+    /// [`Error::WrongWeight`] when `up` and `down` do not fit
+    /// together. Also as [`Context::plan_experts`] and
+    /// [`Context::plan_routing`].
     pub fn moe_layer(
         &self,
         up: &Experts,
@@ -56,11 +64,12 @@ impl Context {
         MoeLayer::new(self, up, down, top_k, describe)
     }
 
-    /// Chooses kernels for the gradient of a layer with `weight`, or with experts, by its input, and makes them ready. What was planned
-    /// before is known, as with [`Context::plan`].
+    /// Chooses kernels for the input gradient of a layer or experts.
+    /// A known problem costs a lookup, as with [`Context::plan`].
     ///
     /// # Errors
-    /// When the gradient is not valid, no family serves it, or a kernel cannot be made ready.
+    /// When the gradient is invalid or no family serves it, or when a
+    /// kernel cannot be prepared.
     pub fn plan_gradient<'a>(
         &self,
         weight: impl Into<GradientWeight<'a>>,
@@ -69,7 +78,8 @@ impl Context {
         GradientPlan::new(&*self.device, self.tuned(), &self.plans, &weight.into().shape(), gradient)
     }
 
-    /// Memory for what a run of `plan` writes: an X in codes and scales, for [`QuantizationPlan::run`].
+    /// Memory for the codes and scales of an X, for
+    /// [`QuantizationPlan::run`].
     ///
     /// # Errors
     /// When the device is out of memory.
@@ -77,10 +87,13 @@ impl Context {
         QuantizedX::allocate(self, plan.op())
     }
 
-    /// Memory for what a run of `plan` writes, whose result is quantized ([`Norm::d_format`](crate::Norm::d_format)): for [`NormArgs::quantized`].
+    /// Memory for the quantized output of a norm
+    /// ([`Norm::d_format`](crate::Norm::d_format)), for
+    /// [`NormArgs::quantized`].
     ///
     /// # Errors
-    /// When the result is of plain numbers, or the device is out of memory.
+    /// When the output is not quantized, or the device is out of
+    /// memory.
     ///
     /// [`NormArgs::quantized`]: crate::NormArgs::quantized
     pub fn allocate_normed_x(&self, plan: &NormPlan) -> Result<QuantizedX, Error> {
@@ -88,7 +101,8 @@ impl Context {
         QuantizedX::allocate(self, &plan.quantization().ok_or_else(plain)?)
     }
 
-    /// Quantizes X as `quantization` says, on the default stream: plans, allocates and runs, for one use.
+    /// Quantizes X as `quantization` says, on the default stream.
+    /// Plans, allocates and runs, for one use.
     ///
     /// ```
     /// use qgemm_api::{Context, DType, Quantization, XFormat};
@@ -102,7 +116,8 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// Those of planning, allocating and running; a format that wants a factor wants a plan's [`run`](QuantizationPlan::run).
+    /// Errors of planning, allocating and running. A format with a
+    /// given factor needs a plan's [`run`](QuantizationPlan::run).
     pub fn quantize_x<'a>(
         &self,
         quantization: &Quantization,
@@ -115,11 +130,12 @@ impl Context {
         Ok(quantized)
     }
 
-    /// Every way to run `problem` that [`Context::plan`] has the choice of, the fastest by the cost model first; none
-    /// for 0 tokens. To measure how good the choice is: [`Context::plan_candidate`] makes one ready.
+    /// Candidates of [`Context::plan`] for `problem`, fastest first
+    /// by the cost model. Empty for 0 tokens. For measurements of the
+    /// choice: [`Context::plan_candidate`] makes one ready.
     ///
     /// # Errors
-    /// As [`Context::plan`], but for making the kernel ready.
+    /// As [`Context::plan`], except for preparing the kernel.
     pub fn candidates(&self, problem: &Problem) -> Result<Vec<Candidate>, Error> {
         self.check_weight(problem.weight().device)?;
         Candidate::all(&*self.device, self.tuned(), problem)
@@ -128,7 +144,8 @@ impl Context {
     /// Makes the kernel of one candidate ready.
     ///
     /// # Errors
-    /// When its weight is on another device, or the kernel cannot be made ready.
+    /// When its weight is on another device, or the kernel cannot be
+    /// made ready.
     pub fn plan_candidate(&self, candidate: &Candidate) -> Result<Plan, Error> {
         self.check_weight(candidate.device())?;
         Plan::of_candidate(self, candidate)

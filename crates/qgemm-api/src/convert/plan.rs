@@ -1,4 +1,4 @@
-//! [`ConversionPlan`]: a kernel made ready for one conversion.
+//! [`ConversionPlan`]: ready kernel of one conversion.
 
 use qgemm_formats::{DType, ElementType};
 use qgemm_hal::{BufferMut, BufferRef, CheckedConvert, ConvertOperand, ConvertPlan, Stream};
@@ -11,10 +11,12 @@ use crate::operand::Extent;
 use crate::planned::{Bound, Planned, Wanted, chosen_by_traffic, explain};
 use crate::record::{Dispatch, PlanRecord, Recorded, SplitAxis};
 
-/// Kernels chosen and made ready for one [`Conversion`]; made by [`Context::plan_conversion`]. Its text says what a run launches.
+/// Ready kernels of one [`Conversion`], from
+/// [`Context::plan_conversion`]. Its text lists the launches of a
+/// run.
 pub type ConversionPlan = Planned<CheckedConvert>;
 
-/// What one run of a [`ConversionPlan`] reads and writes.
+/// Operands of one run of a [`ConversionPlan`].
 ///
 /// ```
 /// use qgemm_api::{Context, Conversion, ConversionArgs, DType, NO_COLUMN};
@@ -33,19 +35,21 @@ pub type ConversionPlan = Planned<CheckedConvert>;
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct ConversionArgs<'a> {
-    /// The matrix.
+    /// Input matrix.
     pub x: BufferRef<'a>,
-    /// The result.
+    /// Output matrix.
     pub d: BufferMut<'a>,
-    /// A `u32` for every column of D, when the conversion is [gathered](Conversion::gathered).
+    /// Source column of each column of D, a `u32`, when the
+    /// conversion is [gathered](Conversion::gathered).
     pub order: Option<BufferRef<'a>>,
-    /// Written: an f32 for every row, when the conversion has [row factors](Conversion::row_factors).
+    /// Row factors, an f32 output per row, when the conversion has
+    /// [row factors](Conversion::row_factors).
     pub row_factors: Option<BufferMut<'a>>,
 }
 
 impl<'a> ConversionArgs<'a> {
-    /// What every run has. Methods add the other operands, and where they are optional to the caller, too, the fields can
-    /// be set.
+    /// Operands of every run. Methods add the other operands. Callers
+    /// with optional operands can set the fields.
     pub fn new(x: impl Into<BufferRef<'a>>, d: impl Into<BufferMut<'a>>) -> Self {
         Self { x: x.into(), d: d.into(), order: None, row_factors: None }
     }
@@ -64,7 +68,8 @@ impl<'a> ConversionArgs<'a> {
 }
 
 impl Context {
-    /// Chooses a kernel for `conversion` and makes it ready. What was planned before is known, as with [`Context::plan`].
+    /// Chooses a kernel for `conversion` and makes it ready. A known
+    /// problem costs a lookup, as with [`Context::plan`].
     ///
     /// ```
     /// use qgemm_api::{Context, Conversion, ConversionArgs, DType};
@@ -80,15 +85,17 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// When the conversion is not valid, no family serves it, or the kernel cannot be made ready.
+    /// When the conversion is invalid or no family serves it, or when
+    /// the kernel cannot be prepared.
     pub fn plan_conversion(&self, conversion: &Conversion) -> Result<ConversionPlan, Error> {
         Planned::new(self, conversion.check()?, Preferences::default())
     }
 
-    /// What [`Context::plan_conversion`] would choose: see [`Context::explain`].
+    /// Record of the choice of [`Context::plan_conversion`]: see
+    /// [`Context::explain`].
     ///
     /// # Errors
-    /// When the conversion is not valid.
+    /// When the conversion is invalid.
     pub fn explain_conversion(&self, conversion: &Conversion) -> Result<PlanRecord, Error> {
         explain(self, &conversion.check()?, &Preferences::default())
     }
@@ -121,12 +128,14 @@ impl Bound for CheckedConvert {
 }
 
 impl ConversionPlan {
-    /// Submits the conversion to `stream`. What [`Plan::run`](crate::Plan::run) says of allocations, waiting and locks is true here, too: it may be
-    /// captured in a CUDA graph.
+    /// Submits the conversion to `stream`. Allocations, waits and
+    /// locks are as for [`Plan::run`](crate::Plan::run). A CUDA graph
+    /// may capture the run.
     ///
     /// # Errors
-    /// When an operand is missing, too short, misaligned, on another device or not part of the conversion, or a device error.
-    /// Nothing has been written then.
+    /// When an operand is missing, too short, misaligned, unexpected
+    /// or on another device; or on a device error. Nothing is written
+    /// then.
     pub fn run(&self, stream: &Stream, args: ConversionArgs<'_>) -> Result<(), Error> {
         use ConvertOperand as O;
         let ConversionArgs { x, d, order, row_factors } = args;

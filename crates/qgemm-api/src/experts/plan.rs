@@ -1,4 +1,4 @@
-//! [`ExpertPlan`]: kernels made ready for one problem with experts.
+//! [`ExpertPlan`]: ready kernels of one problem with experts.
 
 use std::fmt;
 use std::ops::{Deref, Range};
@@ -23,13 +23,15 @@ use crate::planned::{Bound, Chosen, Planned, Wanted, explain};
 use crate::record::{Dispatch, DispatchSchedule, PlanRecord, Recorded, Sizes, SplitAxis, Tile, WorkspaceRegion};
 use crate::workspace::Workspace;
 
-/// A fault and its place.
+/// Size of a fault and its index.
 const STATUS_BYTES: usize = 2 * size_of::<u32>();
 
-/// Kernels chosen and made ready for one [`ExpertProblem`]; made by
-/// [`Context::plan_experts`](crate::Context::plan_experts). Its text says what a run launches.
+/// Ready kernels of one [`ExpertProblem`], from
+/// [`Context::plan_experts`](crate::Context::plan_experts). Its
+/// text lists the launches of a run.
 ///
-/// A plan belongs to shapes, not to weights or to an index: it runs with all experts of that number, format and size, and with
+/// A plan depends on shapes, not on weights or an index. It runs
+/// with all experts of its number, format and size, and with
 /// every index.
 #[derive(Debug)]
 pub struct ExpertPlan {
@@ -51,7 +53,7 @@ impl fmt::Display for ExpertPlan {
     }
 }
 
-/// What one run of an [`ExpertPlan`] reads and writes.
+/// Operands of one run of an [`ExpertPlan`].
 ///
 /// ```
 /// use qgemm_api::{Context, DType, ExpertArgs, ExpertProblem, HostExperts, quantize};
@@ -80,42 +82,51 @@ impl fmt::Display for ExpertPlan {
 pub struct ExpertArgs<'a> {
     /// Activations.
     pub x: XRef<'a>,
-    /// The factor, an f32, that X was quantized with, where it was given ([`Quantization::given_factor`]).
+    /// Quantization factor of X, an f32, where it was given
+    /// ([`Quantization::given_factor`]).
     ///
     /// [`Quantization::given_factor`]: crate::Quantization::given_factor
     pub x_factor: Option<BufferRef<'a>>,
     /// The experts.
     pub w: &'a Experts,
-    /// Which rows are whose: `E + 1` offsets, `E` counts, or an id a slot, of four bytes each.
+    /// Assignment of rows to experts: `E + 1` offsets, `E` counts, or
+    /// one id per slot, four bytes each.
     pub index: BufferRef<'a>,
     /// Output.
     pub d: BufferMut<'a>,
     /// C, when the problem adds `beta · C`.
     pub c: Option<BufferRef<'a>>,
-    /// The biases of all experts, one after the other, when the problem adds a bias; one where they [share](crate::Weight::shared_by) a weight.
+    /// Biases of all experts, concatenated; one if they
+    /// [share](crate::Weight::shared_by) a weight.
     pub bias: Option<BufferRef<'a>>,
-    /// A value for each row in f32, when the problem scales tokens.
+    /// Scale of each row in f32, when the problem scales tokens.
     pub token_scale: Option<BufferRef<'a>>,
     /// The residual, when the problem adds one.
     pub residual: Option<BufferRef<'a>>,
-    /// K values, when the problem normalizes X with a gamma.
+    /// Gamma of the norm of X, K values.
     pub gamma: Option<BufferRef<'a>>,
-    /// K values, when the problem normalizes X with a beta.
+    /// Beta of the norm of X, K values.
     pub beta: Option<BufferRef<'a>>,
-    /// A value for each slot in f32, when slots are [combined](ExpertProblem::combined).
+    /// Router weight of each slot in f32, when slots are
+    /// [combined](ExpertProblem::combined).
     pub router_weights: Option<BufferRef<'a>>,
-    /// The slots of each expert, when the problem is [listed](ExpertProblem::listed).
+    /// Slots of each expert, when the problem is
+    /// [listed](ExpertProblem::listed).
     pub lists: Option<BufferRef<'a>>,
-    /// Tokens of this run, or rows that are sorted by expert, where they are fewer than those planned.
+    /// Tokens of this run, or rows sorted by expert, if fewer than
+    /// planned.
     pub tokens: Option<usize>,
-    /// Eight bytes that the run writes for [`ExpertPlan::check_status`], unless the index is [unchecked](ExpertProblem::unchecked).
+    /// Status output of eight bytes for [`ExpertPlan::check_status`],
+    /// unless the index is [unchecked](ExpertProblem::unchecked).
     pub status: Option<BufferMut<'a>>,
-    /// At least [`ExpertPlan::workspace_bytes`](Planned::workspace_bytes), when that is not 0.
+    /// Workspace of at least
+    /// [`ExpertPlan::workspace_bytes`](Planned::workspace_bytes),
+    /// when that is not 0.
     pub workspace: Option<&'a mut Workspace>,
 }
 
-/// Where a buffer of lists of `slots` slots of `experts` experts has the offsets, and where the slots, in bytes; `None` where it would
-/// be longer than memory has addresses.
+/// Byte ranges of the offsets and of the slots in a buffer of
+/// expert lists. `None` if the buffer exceeds the address space.
 ///
 /// ```
 /// let [offsets, rows] = qgemm_api::expert_lists(128, 256).unwrap();
@@ -126,7 +137,7 @@ pub fn expert_lists(experts: usize, slots: usize) -> Option<[Range<usize>; 2]> {
 }
 
 impl<'a> ExpertArgs<'a> {
-    /// What every run has. Methods add the other operands.
+    /// Operands of every run. Methods add the other operands.
     pub fn new(
         x: impl Into<XRef<'a>>,
         w: &'a Experts,
@@ -153,7 +164,8 @@ impl<'a> ExpertArgs<'a> {
         }
     }
 
-    /// With the factor that X was quantized with: see [`ExpertArgs::x_factor`].
+    /// With the quantization factor of X: see
+    /// [`ExpertArgs::x_factor`].
     pub fn x_factor(mut self, factor: impl Into<BufferRef<'a>>) -> Self {
         self.x_factor = Some(factor.into());
         self
@@ -171,13 +183,13 @@ impl<'a> ExpertArgs<'a> {
         self
     }
 
-    /// With the biases of all experts, one after the other.
+    /// With the biases of all experts, concatenated.
     pub fn bias(mut self, bias: impl Into<BufferRef<'a>>) -> Self {
         self.bias = Some(bias.into());
         self
     }
 
-    /// With a factor for each row.
+    /// With a scale for each row.
     pub fn token_scale(mut self, token_scale: impl Into<BufferRef<'a>>) -> Self {
         self.token_scale = Some(token_scale.into());
         self
@@ -201,14 +213,18 @@ impl<'a> ExpertArgs<'a> {
         self
     }
 
-    /// With a value for each slot in f32, when slots are [combined](ExpertProblem::combined).
+    /// With a router weight for each slot, in f32, when slots are
+    /// [combined](ExpertProblem::combined).
     pub fn router_weights(mut self, router_weights: impl Into<BufferRef<'a>>) -> Self {
         self.router_weights = Some(router_weights.into());
         self
     }
 
-    /// With the slots of each expert, when the problem is [listed](ExpertProblem::listed): the offsets of a [`RoutingLists`] at
-    /// [`expert_lists`]`[0]`, its rows at `[1]`. Lists that are wrong do no harm; they are taken to be of the ids that are given.
+    /// With the slots of each expert, when the problem is
+    /// [listed](ExpertProblem::listed). The buffer has the offsets of
+    /// a [`RoutingLists`] at [`expert_lists`]`[0]`, and its rows at
+    /// `[1]`. Wrong lists are memory-safe. The lists must match the
+    /// given ids.
     ///
     /// [`RoutingLists`]: crate::RoutingLists
     /// [`expert_lists`]: crate::expert_lists
@@ -217,8 +233,10 @@ impl<'a> ExpertArgs<'a> {
         self
     }
 
-    /// For the first `tokens` tokens of those that were planned, or so many rows that are sorted by expert: operands need no more than
-    /// these. Not with a [capacity](ExpertProblem::masked), whose counts say how many rows there are, nor with a norm.
+    /// For the first `tokens` planned tokens, or as many rows sorted
+    /// by expert. Operands need no further elements. Not with a
+    /// [capacity](ExpertProblem::masked), whose counts give the
+    /// number of rows, nor with a norm.
     pub fn tokens(mut self, tokens: usize) -> Self {
         self.tokens = Some(tokens);
         self
@@ -232,11 +250,12 @@ impl<'a> ExpertArgs<'a> {
 }
 
 impl Context {
-    /// Chooses kernels for `problem` and makes them ready. What was planned before is known, as with [`Context::plan`].
+    /// Chooses kernels for `problem` and makes them ready. A known
+    /// problem costs a lookup, as with [`Context::plan`].
     ///
     /// # Errors
-    /// When the problem is not valid, its experts are on another device, no family serves it, or the kernel cannot be made
-    /// ready.
+    /// When the problem is invalid, its experts are on another device
+    /// or no family serves it; or when the kernel cannot be prepared.
     pub fn plan_experts(&self, problem: &ExpertProblem) -> Result<ExpertPlan, Error> {
         self.check_weight(problem.shape().each.device)?;
         let op = problem.check()?;
@@ -244,8 +263,9 @@ impl Context {
         Ok(ExpertPlan { planned: Planned::new(self, op, preferences)?, shape: *problem.shape() })
     }
 
-    /// A plan for each candidate of [`Context::plan_experts`], the fastest by the cost model first; none
-    /// where there are no rows. To test them all, and to measure how good the choice is.
+    /// Plans of all candidates of [`Context::plan_experts`], fastest
+    /// first by the cost model. Empty without rows. For tests and
+    /// measurements of every candidate.
     ///
     /// # Errors
     /// As [`Context::plan_experts`].
@@ -254,17 +274,20 @@ impl Context {
         candidates.iter().map(|candidate| ExpertPlan::of_candidate(self, problem, &op, candidate)).collect()
     }
 
-    /// What [`Context::plan_experts`] would choose: see [`Context::explain`].
+    /// Record of the choice of [`Context::plan_experts`]: see
+    /// [`Context::explain`].
     ///
     /// # Errors
-    /// When the problem is not valid, or its experts are on another device.
+    /// When the problem is invalid, or its experts are on another
+    /// device.
     pub fn explain_experts(&self, problem: &ExpertProblem) -> Result<PlanRecord, Error> {
         self.check_weight(problem.shape().each.device)?;
         explain(self, &problem.check()?, problem.preferences())
     }
 }
 
-/// The preferences of a problem, less the workspace of a norm before the products.
+/// Preferences of a problem, with its workspace limit less the
+/// workspace of a norm before the products.
 fn preferences_of(op: &CheckedExperts, problem: &ExpertProblem) -> Result<Preferences, Error> {
     preferences_beside(op.each.normed_regions(op.x_rows(), 0), problem.preferences())
 }
@@ -281,7 +304,8 @@ impl Chosen for CheckedExperts {
         Ok(candidates(self, info, &families, preferences, tuned))
     }
 
-    /// The norm of X, or what makes X plain or quantizes it, where there is such a step, and what `family` has for `plan`.
+    /// Launches of `plan` from `family`, after any norm,
+    /// dequantization or quantization of X.
     fn prepare(
         &self,
         device: &dyn Device,
@@ -393,7 +417,7 @@ impl Bound for CheckedExperts {
             O::Workspace => Wanted::workspace(
                 "the plan keeps lists, gathered, normalized, plain or quantized rows, or the slots' products",
             ),
-            // X and the experts are bound by what describes them.
+            // The descriptions of X and of the experts bind them.
             _ => Wanted::optional("an operand", None, "the problem has it"),
         }
     }
@@ -411,7 +435,7 @@ impl ExpertPlan {
         Ok((op, offered))
     }
 
-    /// The plan of one of them.
+    /// Plan of one candidate.
     pub(crate) fn of_candidate(
         ctx: &Context,
         problem: &ExpertProblem,
@@ -421,30 +445,35 @@ impl ExpertPlan {
         Ok(Self { planned: Planned::of_candidate(ctx, op, candidate)?, shape: *problem.shape() })
     }
 
-    /// Whether slots are multiplied expert by expert, by lists of them: those of a problem that is
-    /// [listed](ExpertProblem::listed), or others that a run makes.
+    /// Whether products run expert by expert, by lists of slots. The
+    /// lists come with a [listed](ExpertProblem::listed) problem, or
+    /// a run makes them.
     pub fn reads_lists(&self) -> bool {
         let is_indexed = matches!(self.op().form, ExpertForm::Indexed { .. });
         is_indexed && self.launch().is_some_and(|plan| plan.config.grouped)
     }
 
-    /// Whether what was written before this product is settled for the run after it.
+    /// Whether earlier writes are ready for the following run.
     pub(crate) fn prefetches_early(&self) -> bool {
         self.launch().is_some_and(|plan| plan.config.prefetches_early)
     }
 
-    /// Submits the products to `stream`. Allocates nothing, waits for nothing and takes no lock, so it may be captured in a CUDA
-    /// graph, whose replays read the index anew.
+    /// Submits the products to `stream`. A run allocates nothing,
+    /// waits for nothing and takes no lock. A CUDA graph may capture
+    /// it; replays read the index again.
     ///
     /// # Errors
-    /// When an operand is missing, too short, misaligned, on another device or not part of the problem; when the experts are not
-    /// like those planned for; or a device error. Nothing has been written then.
+    /// When an operand is missing, too short, misaligned, on another
+    /// device or not part of the problem; when the experts differ
+    /// from the planned ones; or on a device error. Nothing is
+    /// written then.
     pub fn run(&self, stream: &Stream, mut args: ExpertArgs<'_>) -> Result<(), Error> {
         let workspace = args.workspace.take().map(Workspace::view);
         self.run_within(stream, args, workspace)
     }
 
-    /// [`ExpertPlan::run`] with a workspace that may be part of another buffer, in place of that of `args`.
+    /// [`ExpertPlan::run`] with a workspace inside another buffer,
+    /// instead of the one in `args`.
     pub(crate) fn run_within(
         &self,
         stream: &Stream,
@@ -481,7 +510,7 @@ impl ExpertPlan {
         ];
         optional.into_iter().try_for_each(|(operand, view)| run.read(operand, view))?;
         if run.is_nothing() {
-            // Without rows nothing is wrong with the index.
+            // Without rows, every index is valid.
             return run.zero(stream, O::Status);
         }
         args.w.give(&mut run.operands);
@@ -489,10 +518,12 @@ impl ExpertPlan {
         run.launch(stream)
     }
 
-    /// Waits for the default stream and says whether the index of the run that wrote `status` was right.
+    /// Waits for the default stream and checks the index of the run
+    /// that wrote `status`.
     ///
     /// # Errors
-    /// [`Error::BadExpertIndex`] with the first place that is wrong, [`Error::BufferTooShort`], or a device error.
+    /// [`Error::BadExpertIndex`] with the first wrong entry,
+    /// [`Error::BufferTooShort`], or a device error.
     pub fn check_status<'a>(&self, ctx: &Context, status: impl Into<BufferRef<'a>>) -> Result<(), Error> {
         let status = status.into();
         Checks(self.device()).device("context", ctx.info().id)?;

@@ -1,4 +1,4 @@
-//! [`Plan`]: kernels made ready for one problem.
+//! [`Plan`]: ready kernels of one problem.
 
 use std::fmt;
 use std::ops::Deref;
@@ -22,16 +22,18 @@ use crate::record::{GemmSubject, PlanRecord};
 use crate::weight::{Weight, WeightShape};
 use crate::workspace::Workspace;
 
-/// Kernels chosen and made ready for one [`Problem`]; made by [`Context::plan`](crate::Context::plan). Its text says what a run
-/// launches, and what each launch reads and writes.
+/// Ready kernels of one [`Problem`], from
+/// [`Context::plan`](crate::Context::plan). Its text lists the
+/// launches of a run with their operands.
 ///
-/// A plan belongs to a shape, not to a weight: it runs with every weight that has the format, N, K and device
-/// of the one it was made from; where that one's values are fit for f16 ([`Weight::fits_f16`]), theirs must be, too.
+/// A plan depends on a shape, not on a weight. It runs with every
+/// weight of its format, N, K and device. If the first weight
+/// fits f16 ([`Weight::fits_f16`]), all others must fit, too.
 #[derive(Debug)]
 pub struct Plan {
     planned: Planned<CheckedGemm>,
     weight: WeightShape,
-    /// Whether the problem names a C, read or (with `beta` 0) not.
+    /// Whether the problem states a C, even if `beta` is 0.
     c_stated: bool,
 }
 
@@ -49,7 +51,7 @@ impl fmt::Display for Plan {
     }
 }
 
-/// What one run reads and writes.
+/// Operands of one run.
 ///
 /// ```
 /// # use qgemm_api::{Args, Context, DType, HostWeight, Problem};
@@ -66,7 +68,8 @@ impl fmt::Display for Plan {
 pub struct Args<'a> {
     /// Activations.
     pub x: XRef<'a>,
-    /// The factor, an f32, that X was quantized with, where it was given ([`Quantization::given_factor`]).
+    /// Quantization factor of X, an f32, where it was given
+    /// ([`Quantization::given_factor`]).
     ///
     /// [`Quantization::given_factor`]: crate::Quantization::given_factor
     pub x_factor: Option<BufferRef<'a>>,
@@ -76,31 +79,34 @@ pub struct Args<'a> {
     pub d: BufferMut<'a>,
     /// C, when the problem adds `beta · C`.
     pub c: Option<BufferRef<'a>>,
-    /// N values, when the problem adds a bias; of a gated pair 2 N.
+    /// Bias of N values, when the problem adds one; 2 N for a gated
+    /// pair.
     pub bias: Option<BufferRef<'a>>,
-    /// M values in f32, when the problem scales tokens.
+    /// Token scales, M values in f32, when the problem scales tokens.
     pub token_scale: Option<BufferRef<'a>>,
     /// The residual, when the problem adds one.
     pub residual: Option<BufferRef<'a>>,
-    /// K values, when the problem normalizes X with a gamma. Like weights, gamma and beta must not be what work before this on the
-    /// stream still writes.
+    /// Gamma of the norm of X, K values. Like weights, gamma and beta
+    /// must not be outputs of unfinished work on the stream.
     pub gamma: Option<BufferRef<'a>>,
-    /// K values, when the problem normalizes X with a beta.
+    /// Beta of the norm of X, K values.
     pub beta: Option<BufferRef<'a>>,
-    /// At least [`Plan::workspace_bytes`](Planned::workspace_bytes), when that is not 0.
+    /// Workspace of at least
+    /// [`Plan::workspace_bytes`](Planned::workspace_bytes), when that
+    /// is not 0.
     pub workspace: Option<&'a mut Workspace>,
 }
 
 impl<'a> Args<'a> {
-    /// What every run has. Methods add the other operands, and where they are optional to the caller, too, the fields can
-    /// be set.
+    /// Operands of every run. Methods add the other operands. Callers
+    /// with optional operands can set the fields.
     pub fn new(x: impl Into<XRef<'a>>, w: &'a Weight, d: impl Into<BufferMut<'a>>) -> Self {
         let (x, d) = (x.into(), d.into());
         let [x_factor, c, bias, token_scale, residual, gamma, beta] = [None; 7];
         Self { x, x_factor, w, d, c, bias, token_scale, residual, gamma, beta, workspace: None }
     }
 
-    /// With the factor that X was quantized with: see [`Args::x_factor`].
+    /// With the quantization factor of X: see [`Args::x_factor`].
     pub fn x_factor(mut self, factor: impl Into<BufferRef<'a>>) -> Self {
         self.x_factor = Some(factor.into());
         self
@@ -182,7 +188,8 @@ impl Bound for CheckedGemm {
             O::Workspace => {
                 Wanted::workspace("the plan keeps partial accumulators, or converted or normalized activations")
             }
-            // Outputs of segments; X and the weight are bound by what describes them.
+            // Outputs of segments. The descriptions of X and of the weight
+            // bind them.
             _ => {
                 let extent = outputs.find(|(of, _)| *of == operand).map(|(_, extent)| extent);
                 Wanted::optional(operand.name(), extent, "the problem writes several outputs")
@@ -221,17 +228,19 @@ impl Plan {
         Self { planned, weight: *problem.weight(), c_stated: problem.states_c() }
     }
 
-    /// A number that changes with the sources of the chosen kernel, for
-    /// [`TunedTable::record`](crate::tuning::TunedTable::record); `None` for 0 tokens.
+    /// Hash of the chosen kernel's sources, for
+    /// [`TunedTable::record`](crate::tuning::TunedTable::record).
+    /// `None` for 0 tokens.
     pub fn source_hash(&self) -> Option<u64> {
         self.ready().map(|ready| ready.family.source_hash(&self.op().product(&ready.plan), &ready.plan.config))
     }
 
-    /// What will run, what else there was, and why it was not taken. Made anew by each call, which takes many times as long as to
-    /// plan.
+    /// Record of the launches, of other candidates and of why they
+    /// lost. Each call makes a new record, which takes many times as
+    /// long as planning.
     ///
     /// # Errors
-    /// None that planning has not found before.
+    /// Planning has already found every error.
     pub fn record(&self) -> Result<PlanRecord, Error> {
         let subject = GemmSubject {
             op: self.op(),
@@ -246,28 +255,36 @@ impl Plan {
         }
     }
 
-    /// Submits the multiplication to `stream`. The API allocates nothing, waits for nothing and takes no lock, and neither
-    /// does the CUDA backend, so that a run may be captured in a CUDA graph. What others do besides:
+    /// Submits the multiplication to `stream`. The API and the CUDA
+    /// backend allocate nothing, wait for nothing and take no lock. A
+    /// CUDA graph may capture the run. Other backends differ:
     ///
-    /// - **CPU**: D is there when this returns. A small product is computed by the calling thread alone. A larger one is
-    ///   shared with a thread pool ([rayon](crate::cpu::rayon)'s global one, or [one's own](crate::cpu::open_with_pool)): a
-    ///   thread that is not of the pool waits for it on a mutex, and the pool's queue allocates a block about every sixtieth
-    ///   time. A thread that works on a larger product than any before allocates its scratch memory.
-    /// - **wgpu**: wgpu records a command, which takes locks of the device and of its own, and allocates on the host; at most
-    ///   sixteen launches later it goes to the queue. Operands that were not bound together before are bound, and the first run that reads and
-    ///   writes one buffer compiles the kernel for that.
-    /// - **Emulated devices** do their work before this returns.
+    /// - **CPU**: D is complete on return. The calling thread
+    ///   computes a small product alone. A thread pool shares a
+    ///   larger one: [rayon](crate::cpu::rayon)'s global pool, or
+    ///   [a custom pool](crate::cpu::open_with_pool). A thread
+    ///   outside the pool then waits on a mutex. The pool's queue
+    ///   allocates a block about every sixtieth run. A thread
+    ///   allocates scratch memory for its largest product so far.
+    /// - **wgpu**: wgpu records a command, takes locks and allocates
+    ///   on the host. The command goes to the queue after at most
+    ///   sixteen launches. A new combination of operands gets a bind
+    ///   group. The first run that reads and writes one buffer
+    ///   compiles a kernel for that case.
+    /// - **Emulated devices**: D is complete on return.
     ///
     /// # Errors
-    /// When an operand is missing, too short, misaligned, on another device, or (C, bias, …) not part of the
-    /// problem; when the weight is not like the one planned for; or a device error. Nothing has been written
-    /// then.
+    /// When an operand is missing, too short, misaligned, on another
+    /// device, or (C, bias, …) not part of the problem; when the
+    /// weight differs from the planned one; or on a device error.
+    /// Nothing is written then.
     pub fn run(&self, stream: &Stream, mut args: Args<'_>) -> Result<(), Error> {
         let workspace = args.workspace.take().map(Workspace::view);
         self.run_within(stream, args, workspace)
     }
 
-    /// [`Plan::run`] with a workspace that may be part of another buffer, zeroed before its first use as one.
+    /// [`Plan::run`] with a workspace inside another buffer, zeroed
+    /// before its first use.
     pub(crate) fn run_within<'a>(
         &self,
         stream: &Stream,
@@ -277,7 +294,8 @@ impl Plan {
         self.run_segments(stream, args, std::iter::empty(), workspace)
     }
 
-    /// [`Plan::run_within`] with the outputs of the segments behind the first, as many as the operation has.
+    /// [`Plan::run_within`] with the outputs of all further segments
+    /// of the operation.
     pub(crate) fn run_segments<'a>(
         &self,
         stream: &Stream,
@@ -297,7 +315,7 @@ impl Plan {
         for ((operand, output), _) in O::OF_SEGMENTS.into_iter().zip(others).zip(op.outputs().skip(1)) {
             run.write(operand, output)?;
         }
-        // With `beta` 0, a C may come that is not read.
+        // With `beta` 0, a C may be passed; it is not read.
         run.read(O::C, args.c.filter(|_| op.c.is_some() || !self.c_stated))?;
         let optional = [
             (O::Bias, args.bias),

@@ -1,4 +1,5 @@
-//! [`GradientPlan`]: kernels made ready for one gradient and one weight.
+//! [`GradientPlan`]: ready kernels of one gradient and one
+//! weight.
 
 use std::fmt;
 
@@ -17,12 +18,14 @@ use crate::operand::{Checks, Extent};
 use crate::plan_cache::PlanCaches;
 use crate::workspace::Workspace;
 
-/// What parts of a workspace are aligned to.
+/// Alignment of workspace regions, in bytes.
 const ALIGNMENT: usize = 256;
 
-/// Kernels chosen and made ready for one [`Gradient`] and weights like one; made by
-/// [`Context::plan_gradient`](crate::Context::plan_gradient). Its text says what a run launches: for each part of the weight a kernel
-/// that decodes it, and the product.
+/// Ready kernels of one [`Gradient`] for weights of one shape,
+/// from
+/// [`Context::plan_gradient`](crate::Context::plan_gradient). Its
+/// text lists the launches of a run: a decoding kernel and the
+/// product, for each part of the weight.
 #[derive(Debug)]
 pub struct GradientPlan {
     weight: ThroughShape,
@@ -35,7 +38,7 @@ pub struct GradientPlan {
     traffic: f64,
 }
 
-/// What one run of a [`GradientPlan`] reads and writes.
+/// Operands of one run of a [`GradientPlan`].
 ///
 /// ```
 /// use qgemm_api::{Context, DType, Gradient, GradientArgs};
@@ -55,21 +58,25 @@ pub struct GradientPlan {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct GradientArgs<'a> {
-    /// The gradient by the layer's output, `[tokens, out_features]`, of a gated pair `[tokens, 2 · out_features]`.
+    /// Gradient by the layer's output, `[tokens, out_features]`; for
+    /// a gated pair `[tokens, 2 · out_features]`.
     pub dy: BufferRef<'a>,
-    /// The layer's weight, such as the plan was made for, or its experts.
+    /// Weight of the layer, of the planned shape, or its experts.
     pub weight: GradientWeight<'a>,
-    /// The gradient by its input, `[tokens, in_features]`; read, too, where it [accumulates](Gradient::accumulate).
+    /// Gradient by the layer's input, `[tokens, in_features]`; an
+    /// input, too, where it [accumulates](Gradient::accumulate).
     pub dx: BufferMut<'a>,
-    /// Through experts, where the rows of each begin, and the last one's end: `u32` each, one more than experts. Rows beyond dX, or
-    /// before those of an expert that precedes, are no one's.
+    /// Offsets of the rows of each expert, and their end: one `u32`
+    /// more than experts. Rows outside dX, or before the rows of a
+    /// preceding expert, belong to no expert.
     pub offsets: Option<BufferRef<'a>>,
-    /// At least [`GradientPlan::workspace_bytes`], when that is not 0.
+    /// Workspace of at least [`GradientPlan::workspace_bytes`], when
+    /// that is not 0.
     pub workspace: Option<&'a mut Workspace>,
 }
 
 impl<'a> GradientArgs<'a> {
-    /// What every run has.
+    /// Operands of every run.
     pub fn new(
         dy: impl Into<BufferRef<'a>>,
         weight: impl Into<GradientWeight<'a>>,
@@ -84,7 +91,7 @@ impl<'a> GradientArgs<'a> {
         self
     }
 
-    /// With scratch memory.
+    /// With a workspace.
     pub fn workspace(mut self, workspace: &'a mut Workspace) -> Self {
         self.workspace = Some(workspace);
         self
@@ -121,52 +128,60 @@ impl GradientPlan {
         })
     }
 
-    /// Bytes of scratch memory that a run needs; 0 where there is nothing to write.
+    /// Bytes of workspace of a run; 0 where there is nothing to
+    /// write.
     pub fn workspace_bytes(&self) -> usize {
         if self.parts.is_empty() { 0 } else { self.scratch.sums.end }
     }
 
-    /// Parts that the weight is cut into.
+    /// Number of parts of the weight.
     pub fn parts(&self) -> usize {
         self.parts.len()
     }
 
-    /// Name of the product's kernel; `none` where there is nothing to write.
+    /// Name of the product's kernel; `none` where there is nothing to
+    /// write.
     pub fn kernel_name(&self) -> &str {
         self.parts.first().and_then(|part| part.products.first()).map_or("none", |ready| ready.sequence.name())
     }
 
-    /// Identity of the product's kernel; `None` where there is nothing to write.
+    /// Identity of the product's kernel; `None` where there is
+    /// nothing to write.
     pub fn kernel_id(&self) -> Option<KernelId> {
         self.matmul().map(|plan| plan.config.kernel)
     }
 
-    /// What was chosen for the product; `None` where there is nothing to write.
+    /// Chosen launch of the product; `None` where there is nothing to
+    /// write.
     pub fn matmul(&self) -> Option<&MatmulLaunch> {
         self.parts.first().and_then(|part| part.products.first()).map(|ready| &ready.plan)
     }
 
-    /// Bytes that a run must move at least, decoded parts of the weight among them.
+    /// Minimum memory traffic of a run, in bytes, with decoded parts
+    /// of the weight.
     pub fn bytes(&self) -> f64 {
         self.traffic
     }
 
-    /// The device that the plan is for.
+    /// Device of the plan.
     pub fn device(&self) -> DeviceId {
         self.device
     }
 
-    /// Submits the gradient to `stream`. On CUDA it allocates nothing, waits for nothing and takes no lock, so it may be captured in a CUDA graph.
+    /// Submits the gradient to `stream`. On CUDA, a run allocates
+    /// nothing, waits for nothing and takes no lock. A CUDA graph may
+    /// capture it.
     ///
     /// # Errors
-    /// When an operand is missing, too short, misaligned or on another device, the weight is another than the plan was made for, or
-    /// a device error. Nothing has been written then.
+    /// When an operand is missing, too short, misaligned or on
+    /// another device; when the weight differs from the planned one;
+    /// or on a device error. Nothing is written then.
     pub fn run(&self, stream: &Stream, args: GradientArgs<'_>) -> Result<(), Error> {
         let GradientArgs { dy, weight, dx, offsets, workspace } = args;
         self.run_within(stream, GradientInputs { dy, weight, offsets }, dx, workspace.map(Workspace::view))
     }
 
-    /// [`GradientPlan::run`] with a workspace that may be part of another buffer.
+    /// [`GradientPlan::run`] with a workspace inside another buffer.
     pub(crate) fn run_within(
         &self,
         stream: &Stream,
@@ -197,7 +212,8 @@ impl GradientPlan {
 }
 
 impl Scratch {
-    /// Behind the counters of products, which stand at the start of every workspace, and behind what the products need.
+    /// Regions after the counters of every workspace and the
+    /// workspace of products.
     pub(super) fn new(products: usize, decoded: usize, sums: usize) -> Self {
         let start = products.max(WorkspaceLayout::RESERVED).next_multiple_of(ALIGNMENT);
         let end = start + decoded;
@@ -206,7 +222,8 @@ impl Scratch {
     }
 }
 
-/// What was chosen, and the launches of a run: of the first part with its kernels, geometry and operands.
+/// Launches of a run, with kernel, geometry and operands of the
+/// first part.
 impl fmt::Display for GradientPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (tokens, parts, bytes) = (self.tokens, self.parts.len(), self.workspace_bytes());

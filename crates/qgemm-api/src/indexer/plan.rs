@@ -1,4 +1,4 @@
-//! [`IndexerPlan`]: kernels made ready for one [`Indexer`].
+//! [`IndexerPlan`]: ready kernels of one [`Indexer`].
 
 use qgemm_formats::{DType, ElementType};
 use qgemm_hal::{
@@ -16,10 +16,12 @@ use crate::planned::{Bound, Chosen, Planned, Wanted, explain};
 use crate::record::{PlanRecord, Recorded, WorkspaceRegion};
 use crate::workspace::Workspace;
 
-/// Kernels chosen and made ready for one [`Indexer`]; made by [`Context::plan_indexer`]. Its text says what a run launches.
+/// Ready kernels of one [`Indexer`], from
+/// [`Context::plan_indexer`]. Its text lists the launches of a
+/// run.
 pub type IndexerPlan = Planned<CheckedIndexer>;
 
-/// What one run of an [`IndexerPlan`] reads and writes.
+/// Operands of one run of an [`IndexerPlan`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct IndexerArgs<'a> {
@@ -29,26 +31,31 @@ pub struct IndexerArgs<'a> {
     pub k: BufferRef<'a>,
     /// Weights of the heads: f32 `[queries, heads]`.
     pub weights: BufferRef<'a>,
-    /// What each head of a query is multiplied with, for [`Indexer::q_scales`]: f32 `[queries, heads]`.
+    /// Scale of each query head, for [`Indexer::q_scales`]: f32
+    /// `[queries, heads]`.
     pub q_scales: Option<BufferRef<'a>>,
-    /// What each key is multiplied with, for E4M3: f32, `[keys]` or `[pages, page_size]`.
+    /// Scale of each key, for E4M3: f32, `[keys]` or
+    /// `[pages, page_size]`.
     pub k_scales: Option<BufferRef<'a>>,
-    /// First key that each query sees, for [`Indexer::ranges`]: u32.
+    /// First visible key of each query, for [`Indexer::ranges`]: u32.
     pub starts: Option<BufferRef<'a>>,
-    /// Where the keys that each query sees end, for [`Indexer::ranges`]: u32.
+    /// End of the visible keys of each query, for
+    /// [`Indexer::ranges`]: u32.
     pub ends: Option<BufferRef<'a>>,
-    /// How many keys each sequence has, for [`Indexer::paged`]: u32.
+    /// Number of keys of each sequence, for [`Indexer::paged`]: u32.
     pub lengths: Option<BufferRef<'a>>,
-    /// The pages of each sequence, for [`Indexer::paged`]: u32.
+    /// Page indices of each sequence, for [`Indexer::paged`]: u32.
     pub block_table: Option<BufferRef<'a>>,
-    /// Written: f32 scores, `[queries, keys]`; or for [`Indexer::best`], i32 keys, `[queries, count]`.
+    /// Output: f32 scores `[queries, keys]`, or i32 keys
+    /// `[queries, count]` for [`Indexer::best`].
     pub result: BufferMut<'a>,
-    /// At least [`IndexerPlan::workspace_bytes`], when that is not 0.
+    /// Workspace of at least [`IndexerPlan::workspace_bytes`], when
+    /// that is not 0.
     pub workspace: Option<&'a mut Workspace>,
 }
 
 impl<'a> IndexerArgs<'a> {
-    /// What every run has. Methods add the other operands.
+    /// Operands of every run. Methods add the other operands.
     pub fn new(
         q: impl Into<BufferRef<'a>>,
         k: impl Into<BufferRef<'a>>,
@@ -102,7 +109,8 @@ impl<'a> IndexerArgs<'a> {
 }
 
 impl Context {
-    /// Chooses kernels for `indexer` and makes them ready. What was planned before is known, as with [`Context::plan`].
+    /// Chooses kernels for `indexer` and makes them ready. A known
+    /// problem costs a lookup, as with [`Context::plan`].
     ///
     /// ```
     /// use qgemm_api::{Context, DType, Indexer, IndexerArgs, KvFormat};
@@ -130,15 +138,17 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// When the indexer is not valid, no family serves it, or a kernel cannot be made ready.
+    /// When the indexer is invalid or no family serves it, or when a
+    /// kernel cannot be prepared.
     pub fn plan_indexer(&self, indexer: &Indexer) -> Result<IndexerPlan, Error> {
         Planned::new(self, indexer.check()?, Preferences::default())
     }
 
-    /// What [`Context::plan_indexer`] would choose: see [`Context::explain`].
+    /// Record of the choice of [`Context::plan_indexer`]: see
+    /// [`Context::explain`].
     ///
     /// # Errors
-    /// When the indexer is not valid.
+    /// When the indexer is invalid.
     pub fn explain_indexer(&self, problem: &Indexer) -> Result<PlanRecord, Error> {
         explain(self, &problem.check()?, &Preferences::default())
     }
@@ -168,11 +178,12 @@ impl Bound for CheckedIndexer {
         let Paging { pages, page_size, width } = self.paging();
         let (sequences, _) = self.sequences();
         let of = |strides, counts, aligned: bool| {
-            // `Indexer::check` found that they fit the address space.
+            // `Indexer::check` has verified that the extents fit the address
+            // space.
             let bytes = extent_bytes(strides, counts, self.features, self.format).unwrap_or(u64::MAX) as usize;
             Extent::new(self.format.element(), bytes, if aligned { WIDE_ACCESS } else { self.format.width() })
         };
-        // Rows of words, the last of which may end early.
+        // Rows of words; the last row may be shorter.
         let rows = |count: usize, stride: u64, columns: usize| {
             let words = if count * columns == 0 { 0 } else { (count - 1) * stride as usize + columns };
             Extent::of_values(DType::F32, words)
@@ -217,12 +228,15 @@ impl Bound for CheckedIndexer {
 }
 
 impl IndexerPlan {
-    /// Submits the indexer to `stream`. Allocates nothing, waits for nothing and takes no lock, so it may be captured in a CUDA graph;
-    /// ranges, lengths and tables are read on the device when it runs.
+    /// Submits the indexer to `stream`. A run allocates nothing,
+    /// waits for nothing and takes no lock. A CUDA graph may capture
+    /// it. Ranges, lengths and tables are read on the device at run
+    /// time.
     ///
     /// # Errors
-    /// When an operand is missing, too short, misaligned, on another device or not part of the indexer, or a device error. Nothing has
-    /// been written then.
+    /// When an operand is missing, too short, misaligned, unexpected
+    /// or on another device; or on a device error. Nothing is written
+    /// then.
     pub fn run(&self, stream: &Stream, args: IndexerArgs<'_>) -> Result<(), Error> {
         use IndexerOperand as O;
         let IndexerArgs { q, k, weights, q_scales, k_scales, starts, ends, lengths, block_table, result, workspace } =

@@ -1,4 +1,4 @@
-//! [`KvAppendPlan`]: a kernel made ready for one [`KvAppend`].
+//! [`KvAppendPlan`]: ready kernel of one [`KvAppend`].
 
 use std::fmt;
 use std::ops::Deref;
@@ -19,11 +19,13 @@ use crate::operand::{Extent, WIDE_ACCESS};
 use crate::planned::{Bound, Planned, Wanted, chosen_by_traffic, explain};
 use crate::record::{PlanRecord, Recorded};
 
-/// A kernel chosen and made ready for one [`KvAppend`]; made by [`Context::plan_kv_append`]. Its text says what a run launches.
+/// Ready kernel of one [`KvAppend`], from
+/// [`Context::plan_kv_append`]. Its text lists the launches of a
+/// run.
 #[derive(Debug)]
 pub struct KvAppendPlan {
     planned: Planned<CheckedKvAppend>,
-    /// Of the rotary embedding, on the device.
+    /// Frequencies of the rotary embedding, on the device.
     frequencies: Option<Buffer>,
 }
 
@@ -41,37 +43,45 @@ impl fmt::Display for KvAppendPlan {
     }
 }
 
-/// What one run of a [`KvAppendPlan`] reads and writes.
+/// Operands of one run of a [`KvAppendPlan`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct KvAppendArgs<'a> {
-    /// Turned in place: the queries, where there are heads of them.
+    /// Queries, rotated in place, if there are query heads.
     pub q: Option<BufferMut<'a>>,
     /// New keys.
     pub new_k: BufferRef<'a>,
     /// New values.
     pub new_v: BufferRef<'a>,
-    /// Written: the keys of the cache.
+    /// Keys of the cache; an output.
     pub k: BufferMut<'a>,
-    /// Written: the values of the cache.
+    /// Values of the cache; an output.
     pub v: BufferMut<'a>,
-    /// An f32 a head of keys, for formats that have factors: what cached keys are multiplied with when they are read.
+    /// Factors of the cached keys, for formats with factors: an f32
+    /// per KV head. Readers multiply keys by them.
     pub k_factors: Option<BufferRef<'a>>,
-    /// An f32 a head of keys, for formats that have factors: what cached values are multiplied with when they are read.
+    /// Factors of the cached values, for formats with factors: an f32
+    /// per KV head. Readers multiply values by them.
     pub v_factors: Option<BufferRef<'a>>,
-    /// Written: scales of the cached keys, for formats that have some: an f16 for every 32 features; the scale of element `i` of the keys is
-    /// element `i / 32`.
+    /// Scales of the cached keys, an output, for formats with scales:
+    /// an f16 per 32 features. Element `i` of the keys has scale
+    /// `i / 32`.
     pub k_scales: Option<BufferMut<'a>>,
-    /// Written: the same of the cached values.
+    /// Scales of the cached values, an output in the layout of the
+    /// key scales.
     pub v_scales: Option<BufferMut<'a>>,
-    /// Where the tokens of each sequence begin, and where the last end, for [`Queries::offsets`](crate::Queries::offsets): u32.
+    /// Offsets of the tokens of each sequence, and their end, for
+    /// [`Queries::offsets`](crate::Queries::offsets): u32.
     pub q_offsets: Option<BufferRef<'a>>,
-    /// Where the keys of each sequence begin, and where the last end, for [`Keys::offsets`](crate::Keys::offsets): u32.
+    /// Offsets of the keys of each sequence, and their end, for
+    /// [`Keys::offsets`](crate::Keys::offsets): u32.
     pub kv_offsets: Option<BufferRef<'a>>,
-    /// How many keys each sequence has, the new ones among them, for [`Keys::lengths`](crate::Keys::lengths) and
+    /// Number of keys of each sequence, with the new ones, for
+    /// [`Keys::lengths`](crate::Keys::lengths) and
     /// [`Keys::paged`](crate::Keys::paged): u32.
     pub kv_lengths: Option<BufferRef<'a>>,
-    /// The pages of each sequence, for [`Keys::paged`](crate::Keys::paged): u32.
+    /// Page indices of each sequence, for
+    /// [`Keys::paged`](crate::Keys::paged): u32.
     pub block_table: Option<BufferRef<'a>>,
     /// Position of each token, for [`KvAppend::positions`]: u32.
     pub positions: Option<BufferRef<'a>>,
@@ -82,7 +92,8 @@ pub struct KvAppendArgs<'a> {
 }
 
 impl<'a> KvAppendArgs<'a> {
-    /// New keys and values, and the cache. Methods add the other operands.
+    /// New keys and values, and the cache. Methods add the other
+    /// operands.
     pub fn new(
         new_k: impl Into<BufferRef<'a>>,
         new_v: impl Into<BufferRef<'a>>,
@@ -109,7 +120,7 @@ impl<'a> KvAppendArgs<'a> {
         }
     }
 
-    /// With queries to turn.
+    /// With queries to rotate.
     pub fn q(mut self, q: impl Into<BufferMut<'a>>) -> Self {
         self.q = Some(q.into());
         self
@@ -121,13 +132,13 @@ impl<'a> KvAppendArgs<'a> {
         self
     }
 
-    /// With the factors of the heads of keys.
+    /// With factors of the keys per KV head.
     pub fn k_factors(mut self, k_factors: impl Into<BufferRef<'a>>) -> Self {
         self.k_factors = Some(k_factors.into());
         self
     }
 
-    /// With the factors of the heads of values.
+    /// With factors of the values per KV head.
     pub fn v_factors(mut self, v_factors: impl Into<BufferRef<'a>>) -> Self {
         self.v_factors = Some(v_factors.into());
         self
@@ -177,8 +188,9 @@ impl<'a> KvAppendArgs<'a> {
 }
 
 impl Context {
-    /// Chooses a kernel for `append` and makes it ready. What was planned before is known, as with [`Context::plan`]; frequencies of a
-    /// rotary embedding are uploaded.
+    /// Chooses a kernel for `append` and makes it ready. Uploads the
+    /// frequencies of a rotary embedding. A known problem costs a
+    /// lookup, as with [`Context::plan`].
     ///
     /// ```
     /// use qgemm_api::{Context, DType, Keys, KvAppend, KvAppendArgs, Queries, Rotary};
@@ -201,15 +213,17 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// When it is not valid, no family serves it, or the kernel cannot be made ready.
+    /// When `append` is invalid or no family serves it, or when the
+    /// kernel cannot be prepared.
     pub fn plan_kv_append(&self, append: &KvAppend) -> Result<KvAppendPlan, Error> {
         KvAppendPlan::new(self, append)
     }
 
-    /// What [`Context::plan_kv_append`] would choose: see [`Context::explain`].
+    /// Record of the choice of [`Context::plan_kv_append`]: see
+    /// [`Context::explain`].
     ///
     /// # Errors
-    /// When it is not valid.
+    /// When `append` is invalid.
     pub fn explain_kv_append(&self, append: &KvAppend) -> Result<PlanRecord, Error> {
         explain(self, &append.check()?, &Preferences::default())
     }
@@ -223,7 +237,8 @@ impl Bound for CheckedKvAppend {
     fn wanted(&self, operand: KvAppendOperand, used: bool) -> Wanted {
         use KvAppendOperand as O;
         let (paging, tokens, sequences) = (self.addressing.paging(), self.addressing.tokens, self.addressing.sequences);
-        // `KvAppend::check` found that they fit the address space.
+        // `KvAppend::check` has verified that the extents fit the
+        // address space.
         let of = |strides, counts, columns, format: KvFormat, alignment| {
             let bytes = extent_bytes(strides, counts, columns, format).unwrap_or(u64::MAX) as usize;
             Extent::new(format.element(), bytes, alignment)
@@ -278,7 +293,7 @@ impl Bound for CheckedKvAppend {
     }
 }
 
-/// Elements that a table of cosines or sines spans.
+/// Extent of a table of cosines or sines, in elements.
 fn table_len(op: &CheckedKvAppend) -> usize {
     match op.rotary {
         Some(CheckedRotary { dim, angles: RotaryAngles::Tables { positions, row_stride }, .. }) if positions > 0 => {
@@ -292,17 +307,20 @@ impl KvAppendPlan {
     fn new(ctx: &Context, append: &KvAppend) -> Result<Self, Error> {
         let planned = Planned::new(ctx, append.check()?, Preferences::default())?;
         let frequencies = append.frequencies().filter(|_| planned.launch().is_some());
-        // As words: the halves of a u64, the lower first.
+        // Words of a u64, the low half first.
         let words = frequencies.map(|all| all.iter().flat_map(|&f| [f as u32, (f >> 32) as u32]).collect::<Vec<_>>());
         Ok(Self { planned, frequencies: words.map(|words| ctx.upload(&words)).transpose()? })
     }
 
-    /// Submits the work to `stream`. Allocates nothing, waits for nothing and takes no lock, so it may be captured in a CUDA graph;
-    /// lengths, offsets, positions and tables are read on the device when it runs.
+    /// Submits the work to `stream`. A run allocates nothing, waits
+    /// for nothing and takes no lock. A CUDA graph may capture it.
+    /// Lengths, offsets, positions and tables are read on the device
+    /// at run time.
     ///
     /// # Errors
-    /// When an operand is missing, too short, misaligned, on another device or not part of the plan, or a device error. Nothing has
-    /// been written then.
+    /// When an operand is missing, too short, misaligned, unexpected
+    /// or on another device; or on a device error. Nothing is written
+    /// then.
     pub fn run(&self, stream: &Stream, args: KvAppendArgs<'_>) -> Result<(), Error> {
         use KvAppendOperand as O;
         let mut run = self.start(stream)?;

@@ -1,4 +1,4 @@
-//! [`MatmulPlan`]: a kernel made ready for one product.
+//! [`MatmulPlan`]: ready kernel of one product.
 
 use qgemm_formats::{DType, ElementType, XFormat};
 use qgemm_hal::{
@@ -16,10 +16,12 @@ use crate::quantization::QuantizedX;
 use crate::record::{Dispatch, PlanRecord, Recorded, Reduction, ReductionOrder, Sizes, SplitAxis, WorkspaceRegion};
 use crate::workspace::Workspace;
 
-/// Kernels chosen and made ready for one [`Matmul`]; made by [`Context::plan_matmul`]. Its text says what a run launches.
+/// Ready kernels of one [`Matmul`], from
+/// [`Context::plan_matmul`]. Its text lists the launches of a
+/// run.
 pub type MatmulPlan = Planned<CheckedMatmul>;
 
-/// What one run of a [`MatmulPlan`] reads and writes.
+/// Operands of one run of a [`MatmulPlan`].
 ///
 /// ```
 /// use qgemm_api::{Context, DType, Matmul, MatmulArgs};
@@ -37,39 +39,46 @@ pub type MatmulPlan = Planned<CheckedMatmul>;
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct MatmulArgs<'a> {
-    /// The left factors.
+    /// Left operand, A.
     pub a: BufferRef<'a>,
-    /// The right factors.
+    /// Right operand, B.
     pub b: BufferRef<'a>,
-    /// The results; read, too, where the product [accumulates](Matmul::accumulate).
+    /// Output; an input, too, where the product
+    /// [accumulates](Matmul::accumulate).
     pub d: BufferMut<'a>,
-    /// The factor of all of A, an f32, when [it has one](Matmul::a_scaled), or the scales of its blocks.
+    /// Scale of A, an f32, when [it has one](Matmul::a_scaled), or
+    /// the scales of its blocks.
     pub a_scale: Option<BufferRef<'a>>,
-    /// That of B.
+    /// Scale of B, or the scales of its blocks.
     pub b_scale: Option<BufferRef<'a>>,
     /// C, when the product adds one.
     pub c: Option<BufferRef<'a>>,
     /// Bias, when the product adds one.
     pub bias: Option<BufferRef<'a>>,
-    /// Where each product's part of K, or its rows, begin, and the last one's end: `u32` each, one more than products, when the products
-    /// are [by parts of K](Matmul::k_grouped) or [by groups of rows](Matmul::rows_grouped).
+    /// Offsets of each product's part of K, or of its rows, and their
+    /// end: one `u32` more than products. For products
+    /// [by parts of K](Matmul::k_grouped) or
+    /// [by groups of rows](Matmul::rows_grouped).
     pub offsets: Option<BufferRef<'a>>,
-    /// At least [`MatmulPlan::workspace_bytes`], when that is not 0.
+    /// Workspace of at least [`MatmulPlan::workspace_bytes`], when
+    /// that is not 0.
     pub workspace: Option<&'a mut Workspace>,
 }
 
 impl<'a> MatmulArgs<'a> {
-    /// What every run has. Methods add the other operands, and where they are optional to the caller, too, the fields can
-    /// be set.
+    /// Operands of every run. Methods add the other operands. Callers
+    /// with optional operands can set the fields.
     pub fn new(a: impl Into<BufferRef<'a>>, b: impl Into<BufferRef<'a>>, d: impl Into<BufferMut<'a>>) -> Self {
         let (a_scale, b_scale, c, bias, offsets) = (None, None, None, None, None);
         Self { a: a.into(), b: b.into(), d: d.into(), a_scale, b_scale, c, bias, offsets, workspace: None }
     }
 
-    /// Of factors that were quantized to E4M3 with scales of blocks, as [`Matmul::of_quantized`] describes them.
+    /// Operands quantized to E4M3 with block scales, as in
+    /// [`Matmul::of_quantized`].
     ///
     /// # Errors
-    /// [`Error::BlockScaledProduct`] when one is of another format.
+    /// [`Error::BlockScaledProduct`] when an operand has another
+    /// format.
     pub fn of_quantized(a: &'a QuantizedX, b: &'a QuantizedX, d: impl Into<BufferMut<'a>>) -> Result<Self, Error> {
         let scales_of = |x: &'a QuantizedX| {
             x.scales()
@@ -80,13 +89,14 @@ impl<'a> MatmulArgs<'a> {
         Ok(Self::new(a.codes(), b.codes(), d).a_scale(a_scales).b_scale(b_scales))
     }
 
-    /// With the factor of all of A, an f32, or, of codes with scales, an f32 for every 128 values along K: rows of them.
+    /// With the scale of A, an f32; or, for codes with scales, with
+    /// rows of one f32 per 128 values along K.
     pub fn a_scale(mut self, scale: impl Into<BufferRef<'a>>) -> Self {
         self.a_scale = Some(scale.into());
         self
     }
 
-    /// The same of B.
+    /// With the scale of B, or its rows of scales.
     pub fn b_scale(mut self, scale: impl Into<BufferRef<'a>>) -> Self {
         self.b_scale = Some(scale.into());
         self
@@ -118,7 +128,8 @@ impl<'a> MatmulArgs<'a> {
 }
 
 impl Context {
-    /// Chooses a kernel for `matmul` and makes it ready. What was planned before is known, as with [`Context::plan`].
+    /// Chooses a kernel for `matmul` and makes it ready. A known
+    /// problem costs a lookup, as with [`Context::plan`].
     ///
     /// ```
     /// use qgemm_api::{Context, DType, Matmul, MatmulArgs};
@@ -135,13 +146,15 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// When the product is not valid, no family serves it, or the kernel cannot be made ready.
+    /// When the product is invalid or no family serves it, or when
+    /// the kernel cannot be prepared.
     pub fn plan_matmul(&self, matmul: &Matmul) -> Result<MatmulPlan, Error> {
         Planned::new(self, matmul.check()?, Preferences::default())
     }
 
-    /// A plan for each way to run `matmul` that [`Context::plan_matmul`] has the choice of, the fastest by the cost model first; none
-    /// where there is nothing to write. To test them all, and to measure how good the choice is.
+    /// Plans of all candidates of [`Context::plan_matmul`], fastest
+    /// first by the cost model. Empty where there is nothing to
+    /// write. For tests and measurements of every candidate.
     ///
     /// # Errors
     /// As [`Context::plan_matmul`].
@@ -149,10 +162,11 @@ impl Context {
         Planned::of_candidates(self, &matmul.check()?, &Preferences::default())
     }
 
-    /// What [`Context::plan_matmul`] would choose: see [`Context::explain`].
+    /// Record of the choice of [`Context::plan_matmul`]: see
+    /// [`Context::explain`].
     ///
     /// # Errors
-    /// When the product is not valid.
+    /// When the product is invalid.
     pub fn explain_matmul(&self, product: &Matmul) -> Result<PlanRecord, Error> {
         explain(self, &product.check()?, &Preferences::default())
     }
@@ -248,17 +262,21 @@ impl Bound for CheckedMatmul {
 }
 
 impl MatmulPlan {
-    /// Submits the product to `stream`. Allocates nothing, waits for nothing and takes no lock, so it may be captured in a CUDA graph.
+    /// Submits the product to `stream`. A run allocates nothing,
+    /// waits for nothing and takes no lock. A CUDA graph may capture
+    /// it.
     ///
     /// # Errors
-    /// When an operand is missing, too short, misaligned, on another device or not part of the product, or a device error.
-    /// Nothing has been written then.
+    /// When an operand is missing, too short, misaligned, unexpected
+    /// or on another device; or on a device error. Nothing is written
+    /// then.
     pub fn run(&self, stream: &Stream, mut args: MatmulArgs<'_>) -> Result<(), Error> {
         let workspace = args.workspace.take().map(Workspace::view);
         self.run_within(stream, args, workspace)
     }
 
-    /// [`MatmulPlan::run`] with a workspace that may be part of another buffer, in place of that of `args`.
+    /// [`MatmulPlan::run`] with a workspace inside another buffer,
+    /// instead of the one in `args`.
     pub(crate) fn run_within(
         &self,
         stream: &Stream,
@@ -273,7 +291,8 @@ impl MatmulPlan {
         run.write(O::D, d)?;
         run.read(O::AScale, a_scale)?;
         run.read(O::BScale, b_scale)?;
-        // With a factor of 0 a C is no operand, and one that is passed all the same is not looked at.
+        // With a factor of 0, C is no operand. A C that is passed is
+        // ignored.
         run.read(O::C, c.filter(|_| self.op().c.is_some()))?;
         run.read(O::Bias, bias)?;
         run.read(O::Offsets, offsets)?;

@@ -1,4 +1,4 @@
-//! [`NormPlan`]: a kernel made ready for one norm.
+//! [`NormPlan`]: ready kernel of one norm.
 
 use qgemm_formats::{DType, XFactor};
 use qgemm_hal::{
@@ -14,11 +14,13 @@ use crate::planned::{Bound, Planned, Wanted, chosen_by_traffic, explain};
 use crate::quantization::{PlaneExtents, QuantizedX, QuantizedXParts};
 use crate::record::{PlanRecord, Recorded};
 
-/// Kernels chosen and made ready for one [`Norm`]; made by [`Context::plan_norm`]. Its text says what a run launches.
+/// Ready kernels of one [`Norm`], from [`Context::plan_norm`].
+/// Its text lists the launches of a run.
 pub type NormPlan = Planned<CheckedNorm>;
 
-/// What one run of a [`NormPlan`] reads and writes. Gamma and beta must not be what work before it on the stream still writes: kernels
-/// read them as they read weights, before that work is done.
+/// Operands of one run of a [`NormPlan`]. Gamma and beta must not
+/// be outputs of unfinished work on the stream: kernels read them
+/// early, as they read weights.
 ///
 /// ```
 /// use qgemm_api::{Context, DType, Norm, NormArgs, NormFunction};
@@ -40,43 +42,48 @@ pub type NormPlan = Planned<CheckedNorm>;
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct NormArgs<'a> {
-    /// The rows, unless something takes their place.
+    /// Input rows, unless the norm is in place.
     pub x: Option<BufferRef<'a>>,
-    /// The result; of a quantized one its codes.
+    /// Output; the codes of a quantized output.
     pub d: BufferMut<'a>,
-    /// An f32 for all of a quantized result, where the format takes one ([`XFactor::Given`]).
+    /// Factor of the quantized output, an f32, where the format takes
+    /// one ([`XFactor::Given`]).
     pub factor: Option<BufferRef<'a>>,
-    /// Written: the scales of a quantized result, where the format has some.
+    /// Scales of the quantized output, where the format has scales.
     pub scales: Option<BufferMut<'a>>,
-    /// Written: its factors, an f32 a row, where rows have some.
+    /// Row factors of the quantized output, an f32 per row, where the
+    /// format has them.
     pub token_factors: Option<BufferMut<'a>>,
-    /// Written: its sums, where the format has some.
+    /// Sums of the quantized output, where the format has sums.
     pub sums: Option<BufferMut<'a>>,
-    /// A factor for every column, when the norm has a gamma.
+    /// Gamma, one per column, when the norm has it.
     pub gamma: Option<BufferRef<'a>>,
-    /// What is added to every column, when the norm has a beta.
+    /// Beta, one per column, when the norm has it.
     pub beta: Option<BufferRef<'a>>,
-    /// The residual, when the norm adds one and the sum does not take its place.
+    /// Residual, when the norm adds one and does not overwrite it
+    /// with the sum.
     pub residual: Option<BufferRef<'a>>,
-    /// Written: the sum, when the norm adds a residual. It holds X or the residual before, where it takes their place.
+    /// Sum output, when the norm adds a residual. In place, it holds
+    /// X or the residual before.
     pub sum: Option<BufferMut<'a>>,
 }
 
 impl<'a> NormArgs<'a> {
-    /// Rows of X become rows of D. Methods add the other operands, and where they are optional to the caller, too, the fields
-    /// can be set.
+    /// Operands with output D. Methods add the other operands.
+    /// Callers with optional operands can set the fields.
     pub fn new(x: impl Into<BufferRef<'a>>, d: impl Into<BufferMut<'a>>) -> Self {
         Self { x: Some(x.into()), ..Self::in_place(d) }
     }
 
-    /// X is what D takes the place of ([`Norm::d_in_place`]), or the sum ([`Norm::sum_in_place_of_x`]).
+    /// Operands of a norm in place: D ([`Norm::d_in_place`]) or the
+    /// sum ([`Norm::sum_in_place_of_x`]) overwrites X.
     pub fn in_place(d: impl Into<BufferMut<'a>>) -> Self {
         let (x, factor, gamma, beta, residual) = (None, None, None, None, None);
         let (scales, token_factors, sums, sum) = (None, None, None, None);
         Self { x, d: d.into(), factor, scales, token_factors, sums, gamma, beta, residual, sum }
     }
 
-    /// Rows of X become a quantized X, of a norm whose result is one ([`Norm::d_format`]).
+    /// Operands with a quantized output ([`Norm::d_format`]).
     pub fn quantized(x: impl Into<BufferRef<'a>>, to: &'a mut QuantizedX) -> Self {
         let QuantizedXParts { codes, scales, token_factors, sums } = to.planes_mut();
         let mut args = Self::new(x, codes);
@@ -86,7 +93,8 @@ impl<'a> NormArgs<'a> {
         args
     }
 
-    /// With the factor of all of a quantized result: see [`NormArgs::factor`].
+    /// With the factor of the quantized output: see
+    /// [`NormArgs::factor`].
     pub fn factor(mut self, factor: impl Into<BufferRef<'a>>) -> Self {
         self.factor = Some(factor.into());
         self
@@ -116,19 +124,19 @@ impl<'a> NormArgs<'a> {
         self
     }
 
-    /// With the scales of a quantized result.
+    /// With the scales of the quantized output.
     pub fn scales(mut self, scales: impl Into<BufferMut<'a>>) -> Self {
         self.scales = Some(scales.into());
         self
     }
 
-    /// With the factors of the rows of a quantized result.
+    /// With the row factors of the quantized output.
     pub fn token_factors(mut self, token_factors: impl Into<BufferMut<'a>>) -> Self {
         self.token_factors = Some(token_factors.into());
         self
     }
 
-    /// With the sums of a quantized result.
+    /// With the sums of the quantized output.
     pub fn sums(mut self, sums: impl Into<BufferMut<'a>>) -> Self {
         self.sums = Some(sums.into());
         self
@@ -136,7 +144,8 @@ impl<'a> NormArgs<'a> {
 }
 
 impl Context {
-    /// Chooses a kernel for `norm` and makes it ready. What was planned before is known, as with [`Context::plan`].
+    /// Chooses a kernel for `norm` and makes it ready. A known
+    /// problem costs a lookup, as with [`Context::plan`].
     ///
     /// ```
     /// use qgemm_api::{Context, DType, Norm, NormArgs, NormFunction};
@@ -151,15 +160,17 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// When the norm is not valid, no family serves it, or the kernel cannot be made ready.
+    /// When the norm is invalid or no family serves it, or when the
+    /// kernel cannot be prepared.
     pub fn plan_norm(&self, norm: &Norm) -> Result<NormPlan, Error> {
         Planned::new(self, norm.check()?, Preferences::default())
     }
 
-    /// What [`Context::plan_norm`] would choose: see [`Context::explain`].
+    /// Record of the choice of [`Context::plan_norm`]: see
+    /// [`Context::explain`].
     ///
     /// # Errors
-    /// When the norm is not valid.
+    /// When the norm is invalid.
     pub fn explain_norm(&self, problem: &Norm) -> Result<PlanRecord, Error> {
         explain(self, &problem.check()?, &Preferences::default())
     }
@@ -169,7 +180,7 @@ chosen_by_traffic!(CheckedNorm);
 
 impl Recorded for CheckedNorm {}
 
-/// The quantization whose planes a norm with a quantized result writes.
+/// Quantization whose planes the norm writes.
 fn quantization(op: &CheckedNorm) -> Option<CheckedQuantize> {
     op.quantized.map(|QuantizedD { format, planes: XPlanes { parts, codes_row, scales_row, sums_row } }| {
         CheckedQuantize { rows: op.rows, columns: op.columns, x: op.x, format, parts, codes_row, scales_row, sums_row }
@@ -214,17 +225,18 @@ impl Bound for CheckedNorm {
 }
 
 impl NormPlan {
-    /// What the result is quantized to.
+    /// Quantization of the result.
     pub(crate) fn quantization(&self) -> Option<CheckedQuantize> {
         quantization(self.op())
     }
 
-    /// Submits the norm to `stream`. Allocates nothing, waits for nothing and takes no lock, so it may be captured in a CUDA
-    /// graph.
+    /// Submits the norm to `stream`. A run allocates nothing, waits
+    /// for nothing and takes no lock. A CUDA graph may capture it.
     ///
     /// # Errors
-    /// When an operand is missing, too short, misaligned, on another device or not part of the norm, or a device error. Nothing has
-    /// been written then.
+    /// When an operand is missing, too short, misaligned, unexpected
+    /// or on another device; or on a device error. Nothing is written
+    /// then.
     pub fn run(&self, stream: &Stream, args: NormArgs<'_>) -> Result<(), Error> {
         use NormOperand as O;
         let NormArgs { x, d, factor, scales, token_factors, sums, gamma, beta, residual, sum } = args;

@@ -1,4 +1,4 @@
-//! [`OptimizerPlan`]: a kernel made ready for one optimizer.
+//! [`OptimizerPlan`]: ready kernel of one optimizer.
 
 use qgemm_formats::DType;
 use qgemm_hal::{BufferMut, BufferRef, CheckedOptimizer, OptimizerLaunch, OptimizerOperand, StepFactors, Stream};
@@ -11,10 +11,13 @@ use crate::operand::Extent;
 use crate::planned::{Bound, Planned, Wanted, chosen_by_traffic, explain};
 use crate::record::{Dispatch, PlanRecord, Recorded, SplitAxis};
 
-/// Kernels chosen and made ready for one [`Optimizer`]; made by [`Context::plan_optimizer`]. Its text says what a run launches.
+/// Ready kernels of one [`Optimizer`], from
+/// [`Context::plan_optimizer`]. Its text lists the launches of a
+/// run.
 pub type OptimizerPlan = Planned<CheckedOptimizer>;
 
-/// What one run of an [`OptimizerPlan`] reads and writes. Moments are zeros before the first step.
+/// Operands of one run of an [`OptimizerPlan`]. Moments are zeros
+/// before the first step.
 ///
 /// ```
 /// use qgemm_api::{Context, DType, Optimizer, OptimizerArgs, OptimizerStep};
@@ -33,22 +36,24 @@ pub type OptimizerPlan = Planned<CheckedOptimizer>;
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct OptimizerArgs<'a> {
-    /// The parameters, in f32; moved.
+    /// Parameters in f32, updated in place.
     pub weights: BufferMut<'a>,
-    /// Their gradient.
+    /// Gradient of the parameters.
     pub gradient: BufferRef<'a>,
-    /// What [`OptimizerPlan::step`] makes, in device memory: 16 bytes.
+    /// Result of [`OptimizerPlan::step`], in device memory: 16 bytes.
     pub step: BufferRef<'a>,
-    /// The first moments, in f32, of rules that have some.
+    /// First moments in f32, for rules with moments.
     pub moment1: Option<BufferMut<'a>>,
-    /// The second moments, in f32, of AdamW.
+    /// Second moments in f32, for AdamW.
     pub moment2: Option<BufferMut<'a>>,
-    /// Written: the parameters in 16 bits, where the optimizer makes a copy.
+    /// Copy of the parameters in 16 bits, an output, where the
+    /// optimizer makes one.
     pub copy: Option<BufferMut<'a>>,
 }
 
 impl<'a> OptimizerArgs<'a> {
-    /// What every run has. Methods add the other operands, and where they are optional to the caller, too, the fields can be set.
+    /// Operands of every run. Methods add the other operands. Callers
+    /// with optional operands can set the fields.
     pub fn new(
         weights: impl Into<BufferMut<'a>>,
         gradient: impl Into<BufferRef<'a>>,
@@ -58,7 +63,7 @@ impl<'a> OptimizerArgs<'a> {
         Self { weights, gradient, step, moment1: None, moment2: None, copy: None }
     }
 
-    /// With first moments: of SGD with momentum the only ones.
+    /// With first moments, the only moments of SGD with momentum.
     pub fn moment1(mut self, moments: impl Into<BufferMut<'a>>) -> Self {
         self.moment1 = Some(moments.into());
         self
@@ -78,18 +83,21 @@ impl<'a> OptimizerArgs<'a> {
 }
 
 impl Context {
-    /// Chooses a kernel for `optimizer` and makes it ready. What was planned before is known, as with [`Context::plan`].
+    /// Chooses a kernel for `optimizer` and makes it ready. A known
+    /// problem costs a lookup, as with [`Context::plan`].
     ///
     /// # Errors
-    /// When the optimizer is not valid, no family serves it, or the kernel cannot be made ready.
+    /// When the optimizer is invalid or no family serves it, or when
+    /// the kernel cannot be prepared.
     pub fn plan_optimizer(&self, optimizer: &Optimizer) -> Result<OptimizerPlan, Error> {
         Planned::new(self, optimizer.check()?, Preferences::default())
     }
 
-    /// What [`Context::plan_optimizer`] would choose: see [`Context::explain`].
+    /// Record of the choice of [`Context::plan_optimizer`]: see
+    /// [`Context::explain`].
     ///
     /// # Errors
-    /// When the optimizer is not valid.
+    /// When the optimizer is invalid.
     pub fn explain_optimizer(&self, problem: &Optimizer) -> Result<PlanRecord, Error> {
         explain(self, &problem.check()?, &Preferences::default())
     }
@@ -124,20 +132,22 @@ impl Bound for CheckedOptimizer {
 }
 
 impl OptimizerPlan {
-    /// The numbers of a step, as the run of it finds them in device memory. Where a graph is replayed, they are written there before each
-    /// replay.
+    /// Parameters of a step, for its run to read from device memory.
+    /// Before each replay of a graph, write new ones there.
     ///
     /// # Errors
-    /// When the step is numbered 0, or a number is not finite.
+    /// When the step has number 0, or a parameter is not finite.
     pub fn step(&self, step: &OptimizerStep) -> Result<[f32; 4], Error> {
         step_factors(&self.op().rule, step)
     }
 
-    /// Submits the step to `stream`. Allocates nothing, waits for nothing and takes no lock, so it may be captured in a CUDA graph.
+    /// Submits the step to `stream`. A run allocates nothing, waits
+    /// for nothing and takes no lock. A CUDA graph may capture it.
     ///
     /// # Errors
-    /// When an operand is missing, too short, misaligned, on another device or not part of the rule, or a device error. Nothing has been
-    /// written then.
+    /// When an operand is missing, too short, misaligned, unexpected
+    /// or on another device; or on a device error. Nothing is written
+    /// then.
     pub fn run(&self, stream: &Stream, args: OptimizerArgs<'_>) -> Result<(), Error> {
         use OptimizerOperand as O;
         let OptimizerArgs { weights, gradient, step, moment1, moment2, copy } = args;

@@ -1,4 +1,4 @@
-//! [`QuantizationPlan`]: a kernel made ready for one quantization.
+//! [`QuantizationPlan`]: ready kernel of one quantization.
 
 use qgemm_formats::{DType, ElementType, XFactor, XFormat, XParts};
 use qgemm_hal::{BufferMut, BufferRef, CheckedQuantize, QuantizeOperand, Stream};
@@ -11,10 +11,12 @@ use crate::operand::{Extent, WIDE_ACCESS};
 use crate::planned::{Bound, Planned, Wanted, chosen_by_traffic, explain};
 use crate::record::{PlanRecord, Recorded};
 
-/// Kernels chosen and made ready for one [`Quantization`]; made by [`Context::plan_quantization`]. Its text says what a run launches.
+/// Ready kernels of one [`Quantization`], from
+/// [`Context::plan_quantization`]. Its text lists the launches of
+/// a run.
 pub type QuantizationPlan = Planned<CheckedQuantize>;
 
-/// What the planes of an X must hold.
+/// Required bytes of the planes of an X.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PlaneExtents {
     pub codes: Extent,
@@ -27,7 +29,8 @@ impl PlaneExtents {
     pub fn of(op: &CheckedQuantize) -> Self {
         let (parts, k) = (&op.parts, op.columns);
         let plane = |element: ElementType, row_stride: u64, row: usize, alignment: usize| {
-            // Checked to fit the address space.
+            // The check of the operation has verified that it fits the
+            // address space.
             let bytes = if op.rows == 0 || row == 0 { 0 } else { (op.rows - 1) * row_stride as usize + row };
             Extent::new(element, bytes, alignment)
         };
@@ -40,31 +43,35 @@ impl PlaneExtents {
     }
 }
 
-/// What one run of a [`QuantizationPlan`] reads and writes; [`QuantizedX::args`](crate::QuantizedX::args) makes it.
+/// Operands of one run of a [`QuantizationPlan`], from
+/// [`QuantizedX::args`](crate::QuantizedX::args).
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct QuantizationArgs<'a> {
-    /// The matrix.
+    /// Input matrix.
     pub x: BufferRef<'a>,
-    /// An f32 for all of X, where the format takes one ([`XFactor::Given`]).
+    /// Factor of X, an f32, where the format takes one
+    /// ([`XFactor::Given`]).
     pub factor: Option<BufferRef<'a>>,
-    /// Written: the codes. The address is a multiple of 16.
+    /// Codes, an output. Its address is a multiple of 16.
     pub codes: BufferMut<'a>,
-    /// Written, where the format has scales. The address is a multiple of 4.
+    /// Scales, an output, where the format has them. Its address is a
+    /// multiple of 4.
     pub scales: Option<BufferMut<'a>>,
-    /// Written, where tokens have factors: an f32 each.
+    /// Token factors, an f32 output per token, where the format has
+    /// them.
     pub token_factors: Option<BufferMut<'a>>,
-    /// Written, where the format has sums.
+    /// Sums, an output, where the format has them.
     pub sums: Option<BufferMut<'a>>,
 }
 
 impl<'a> QuantizationArgs<'a> {
-    /// What every run has. Methods add the other operands.
+    /// Operands of every run. Methods add the other operands.
     pub fn new(x: impl Into<BufferRef<'a>>, codes: impl Into<BufferMut<'a>>) -> Self {
         Self { x: x.into(), factor: None, codes: codes.into(), scales: None, token_factors: None, sums: None }
     }
 
-    /// With the factor of all of X: see [`Quantization::given_factor`].
+    /// With the factor of X: see [`Quantization::given_factor`].
     pub fn factor(mut self, factor: impl Into<BufferRef<'a>>) -> Self {
         self.factor = Some(factor.into());
         self
@@ -90,18 +97,21 @@ impl<'a> QuantizationArgs<'a> {
 }
 
 impl Context {
-    /// Chooses a kernel for `quantization` and makes it ready. What was planned before is known, as with [`Context::plan`].
+    /// Chooses a kernel for `quantization` and makes it ready. A
+    /// known problem costs a lookup, as with [`Context::plan`].
     ///
     /// # Errors
-    /// When the quantization is not valid, no family serves it, or the kernel cannot be made ready.
+    /// When the quantization is invalid or no family serves it, or
+    /// when the kernel cannot be prepared.
     pub fn plan_quantization(&self, quantization: &Quantization) -> Result<QuantizationPlan, Error> {
         Planned::new(self, quantization.check()?, Preferences::default())
     }
 
-    /// What [`Context::plan_quantization`] would choose: see [`Context::explain`].
+    /// Record of the choice of [`Context::plan_quantization`]: see
+    /// [`Context::explain`].
     ///
     /// # Errors
-    /// When the quantization is not valid.
+    /// When the quantization is invalid.
     pub fn explain_quantization(&self, quantization: &Quantization) -> Result<PlanRecord, Error> {
         explain(self, &quantization.check()?, &Preferences::default())
     }
@@ -141,12 +151,14 @@ impl QuantizationPlan {
         &self.op().parts
     }
 
-    /// Submits the quantization to `stream`. Allocates nothing, waits for nothing and takes no lock, so it may be captured in a
-    /// CUDA graph.
+    /// Submits the quantization to `stream`. A run allocates nothing,
+    /// waits for nothing and takes no lock. A CUDA graph may capture
+    /// it.
     ///
     /// # Errors
-    /// When an operand is missing, too short, misaligned, on another device or not part of the format, or a device error.
-    /// Nothing has been written then.
+    /// When an operand is missing, too short, misaligned, unexpected
+    /// or on another device; or on a device error. Nothing is written
+    /// then.
     pub fn run(&self, stream: &Stream, args: QuantizationArgs<'_>) -> Result<(), Error> {
         use QuantizeOperand as O;
         let QuantizationArgs { x, factor, codes, scales, token_factors, sums } = args;

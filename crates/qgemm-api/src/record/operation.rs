@@ -1,5 +1,5 @@
-//! Records of every operation but `gemm`: what an operation adds to
-//! what its description says.
+//! Plan records of every operation except `gemm`: additions to
+//! the operation's description.
 
 use qgemm_hal::{DeviceInfo, Operation};
 use qgemm_sched::{Candidates, Offered};
@@ -9,9 +9,9 @@ use super::parts::{
     CandidateRecord, DeviceRecord, Dispatch, Reduction, RefusalRecord, Roof, Sizes, SplitAxis, Tile, WorkspaceRegion,
 };
 
-/// Facts of an operation's plan for its record.
+/// Record entries of an operation's plan.
 pub(crate) trait Recorded: Operation {
-    /// Sizes of its product.
+    /// Product sizes of the operation.
     fn sizes(&self) -> Option<Sizes> {
         None
     }
@@ -19,17 +19,15 @@ pub(crate) trait Recorded: Operation {
     fn tile(_: &Self::Plan) -> Option<Tile> {
         None
     }
-    /// How a plan cuts the work.
+    /// Work partition of a plan.
     fn cut(_: &Self::Plan) -> String {
         "whole tiles".into()
     }
-    /// How a plan shares the work: by rows, of which most operations
-    /// have one a token.
+    /// Work distribution of a plan: by rows, mostly one per token.
     fn dispatch(&self, _: &Self::Plan) -> Dispatch {
         Dispatch::along(SplitAxis::M, 1)
     }
-    /// How partial results of a plan come together; `None` where
-    /// there are none.
+    /// Reduction of partial results; `None` where there are none.
     fn reduction(&self, _: &Self::Plan, _: &DeviceInfo) -> Option<Reduction> {
         None
     }
@@ -39,7 +37,7 @@ pub(crate) trait Recorded: Operation {
     }
 }
 
-/// Record of the scheduler's choice, with its reason.
+/// Record of the scheduler's choice, with reasons.
 pub(crate) fn record<O: Recorded>(op: &O, info: &DeviceInfo, all: &Candidates<'_, O>) -> PlanRecord {
     let first = all.offered.first();
     let rate = first.and_then(|best| O::math(&best.plan)).and_then(|math| info.rate(math));

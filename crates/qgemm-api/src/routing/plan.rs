@@ -1,4 +1,4 @@
-//! [`RoutingPlan`]: kernels made ready for one routing.
+//! [`RoutingPlan`]: ready kernels of one routing.
 
 use qgemm_formats::{DType, ElementType};
 use qgemm_hal::op::routing::{STATUS_BAD_ID, STATUS_FINE, STATUS_WORDS};
@@ -16,25 +16,29 @@ use crate::workspace::Workspace;
 /// Bytes of a word of the status.
 const WORD: usize = 4;
 
-/// Kernels chosen and made ready for one [`Routing`]; made by [`Context::plan_routing`]. Its text says what a run launches.
+/// Ready kernels of one [`Routing`], from
+/// [`Context::plan_routing`]. Its text lists the launches of a
+/// run.
 pub type RoutingPlan = Planned<CheckedRouting>;
 
-/// Which slots each expert has: the slot of place `j` of token `t` is `t · top_k + j`.
+/// Lists of slots by expert: slot `j` of token `t` is
+/// `t · top_k + j`.
 ///
-/// The list of expert `e` is `rows[offsets[e]..offsets[e + 1]]`, in ascending order. Slots without an expert are in no list; as many
-/// entries behind the last one are `u32::MAX`.
+/// List `e` is `rows[offsets[e]..offsets[e + 1]]`, in ascending
+/// order. A slot without an expert is in no list. After the last
+/// list, each such slot leaves a `u32::MAX`.
 #[derive(Debug)]
 pub struct RoutingLists<'a> {
-    /// Written: a u32 for every expert, and one more.
+    /// Offsets output: a u32 for every expert, and one more.
     pub offsets: BufferMut<'a>,
-    /// Written: a u32 for every expert.
+    /// Counts output: a u32 for every expert.
     pub counts: BufferMut<'a>,
-    /// Written: a u32 for every slot.
+    /// Slots output: a u32 for every slot.
     pub rows: BufferMut<'a>,
 }
 
 impl<'a> RoutingLists<'a> {
-    /// The buffers of the lists.
+    /// Buffers of the lists.
     pub fn new(
         offsets: impl Into<BufferMut<'a>>,
         counts: impl Into<BufferMut<'a>>,
@@ -44,7 +48,7 @@ impl<'a> RoutingLists<'a> {
     }
 }
 
-/// What one run of a [`RoutingPlan`] reads and writes.
+/// Operands of one run of a [`RoutingPlan`].
 ///
 /// ```
 /// use qgemm_api::{Context, DType, Routing, RoutingArgs};
@@ -67,28 +71,33 @@ impl<'a> RoutingLists<'a> {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct RoutingArgs<'a> {
-    /// Logits, where experts are chosen.
+    /// Logits, for a routing that chooses experts.
     pub logits: Option<BufferRef<'a>>,
-    /// Ids, where they are given: `top_k` i32 a token.
+    /// Ids, for a routing of given ids: `top_k` i32 per token.
     pub given_ids: Option<BufferRef<'a>>,
-    /// An f32 an expert, when the routing is [biased](Routing::biased).
+    /// Bias, an f32 per expert, when the routing is
+    /// [biased](Routing::biased).
     pub bias: Option<BufferRef<'a>>,
-    /// Written, where experts are chosen: `top_k` i32 a token.
+    /// Ids output of a routing that chooses experts: `top_k` i32 per
+    /// token.
     pub ids: Option<BufferMut<'a>>,
-    /// Written, where experts are chosen: `top_k` f32 a token.
+    /// Weights output of a routing that chooses experts: `top_k` f32
+    /// per token.
     pub weights: Option<BufferMut<'a>>,
-    /// Written, where ids are given, and when the routing makes [lists](Routing::lists).
+    /// Lists output, for given ids and when the routing makes
+    /// [lists](Routing::lists).
     pub lists: Option<RoutingLists<'a>>,
-    /// Written: 16 bytes that [`RoutingPlan::check_status`] reads.
+    /// Status output of 16 bytes, for [`RoutingPlan::check_status`].
     pub status: BufferMut<'a>,
-    /// Tokens of this run, where they are fewer than those planned.
+    /// Tokens of this run, if fewer than planned.
     pub tokens: Option<usize>,
-    /// At least [`RoutingPlan::workspace_bytes`], when that is not 0.
+    /// Workspace of at least [`RoutingPlan::workspace_bytes`], when
+    /// that is not 0.
     pub workspace: Option<&'a mut Workspace>,
 }
 
 impl<'a> RoutingArgs<'a> {
-    /// A run that writes its status. Methods add the other operands.
+    /// Operands with a status. Methods add the other operands.
     pub fn new(status: impl Into<BufferMut<'a>>) -> Self {
         Self {
             logits: None,
@@ -103,7 +112,7 @@ impl<'a> RoutingArgs<'a> {
         }
     }
 
-    /// What every run from logits has.
+    /// Operands of every run from logits.
     pub fn of_logits(
         logits: impl Into<BufferRef<'a>>,
         ids: impl Into<BufferMut<'a>>,
@@ -114,7 +123,7 @@ impl<'a> RoutingArgs<'a> {
         Self { logits, ids, weights, ..Self::new(status) }
     }
 
-    /// What every run from ids has.
+    /// Operands of every run from ids.
     pub fn of_ids(ids: impl Into<BufferRef<'a>>, lists: RoutingLists<'a>, status: impl Into<BufferMut<'a>>) -> Self {
         Self { given_ids: Some(ids.into()), lists: Some(lists), ..Self::new(status) }
     }
@@ -131,7 +140,7 @@ impl<'a> RoutingArgs<'a> {
         self
     }
 
-    /// For the first `tokens` tokens of those that were planned.
+    /// For the first `tokens` planned tokens.
     pub fn tokens(mut self, tokens: usize) -> Self {
         self.tokens = Some(tokens);
         self
@@ -145,7 +154,8 @@ impl<'a> RoutingArgs<'a> {
 }
 
 impl Context {
-    /// Chooses kernels for `routing` and makes them ready. What was planned before is known, as with [`Context::plan`].
+    /// Chooses kernels for `routing` and makes them ready. A known
+    /// problem costs a lookup, as with [`Context::plan`].
     ///
     /// ```
     /// use qgemm_api::{Context, Error, Routing, RoutingArgs, RoutingLists};
@@ -167,15 +177,17 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// When the routing is not valid, no family serves it, or a kernel cannot be made ready.
+    /// When the routing is invalid or no family serves it, or when a
+    /// kernel cannot be prepared.
     pub fn plan_routing(&self, routing: &Routing) -> Result<RoutingPlan, Error> {
         Planned::new(self, routing.check()?, Preferences::default())
     }
 
-    /// What [`Context::plan_routing`] would choose: see [`Context::explain`].
+    /// Record of the choice of [`Context::plan_routing`]: see
+    /// [`Context::explain`].
     ///
     /// # Errors
-    /// When the routing is not valid.
+    /// When the routing is invalid.
     pub fn explain_routing(&self, routing: &Routing) -> Result<PlanRecord, Error> {
         explain(self, &routing.check()?, &Preferences::default())
     }
@@ -222,18 +234,22 @@ impl Bound for CheckedRouting {
 }
 
 impl RoutingPlan {
-    /// Submits the routing to `stream`. Allocates nothing, waits for nothing and takes no lock, so it may be captured in a CUDA
-    /// graph. Ids that are no expert's are no error here: the status holds the first.
+    /// Submits the routing to `stream`. A run allocates nothing,
+    /// waits for nothing and takes no lock. A CUDA graph may capture
+    /// it. An id without an expert is no error of the run: the status
+    /// holds the first one.
     ///
     /// # Errors
-    /// When an operand is missing, too short, misaligned, on another device or not part of the routing, or a device error.
-    /// Nothing has been written then.
+    /// When an operand is missing, too short, misaligned, unexpected
+    /// or on another device; or on a device error. Nothing is written
+    /// then.
     pub fn run(&self, stream: &Stream, mut args: RoutingArgs<'_>) -> Result<(), Error> {
         let workspace = args.workspace.take().map(Workspace::view);
         self.run_within(stream, args, workspace)
     }
 
-    /// [`RoutingPlan::run`] with a workspace that may be part of another buffer, in place of that of `args`.
+    /// [`RoutingPlan::run`] with a workspace inside another buffer,
+    /// instead of the one in `args`.
     pub(crate) fn run_within(
         &self,
         stream: &Stream,
@@ -259,19 +275,22 @@ impl RoutingPlan {
         run.write(O::Rows, rows)?;
         run.write(O::Status, status)?;
         if run.is_nothing() {
-            // No list has a slot, and nothing is wrong.
+            // Without slots, the lists are empty and nothing is wrong.
             return [O::Offsets, O::Counts, O::Status].into_iter().try_for_each(|operand| run.zero(stream, operand));
         }
         run.workspace(workspace)?;
         run.launch(stream)
     }
 
-    /// Waits for the default stream and reads the status of a run: whether every slot has an expert. A run on another stream is to be
-    /// [synchronized](Context::synchronize) with first.
+    /// Waits for the default stream and reads the status of a run:
+    /// whether every slot has an expert.
+    /// [Synchronize](Context::synchronize) first with a run on
+    /// another stream.
     ///
     /// # Errors
-    /// [`Error::UnknownExpert`] or [`Error::TooFewExperts`], which name the first slot without one; or when `status` is too short or on
-    /// another device, or a device error.
+    /// [`Error::UnknownExpert`] or [`Error::TooFewExperts`] with the
+    /// first slot without an expert. Also when `status` is too short
+    /// or on another device, or on a device error.
     pub fn check_status<'a>(&self, ctx: &Context, status: impl Into<BufferRef<'a>>) -> Result<(), Error> {
         let status = status.into();
         Checks(self.device()).device("context", ctx.info().id)?;

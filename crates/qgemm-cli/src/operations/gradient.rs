@@ -96,7 +96,7 @@ pub fn cases(args: &verify::Args, wanted: &Selection) -> anyhow::Result<Vec<Box<
     Ok(cases)
 }
 
-/// Record of the plan for the shape.
+/// Plan record of the shape.
 ///
 /// # Errors
 /// When the shape is invalid.

@@ -178,7 +178,7 @@ pub fn cases(args: &verify::Args, _: &Selection) -> anyhow::Result<Vec<Box<dyn T
     Ok(cases)
 }
 
-/// Record of the plan for the shape.
+/// Plan record of the shape.
 ///
 /// # Errors
 /// When the shape is invalid.

@@ -5,8 +5,8 @@ use std::mem::size_of;
 use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
-use qgemm_formats::{DType, Format};
 use qgemm_formats::prepack::{FragmentLayout, PackedLayout};
+use qgemm_formats::{DType, Format};
 use qgemm_hal::abi::{self, GatherRowsPointers, GatherRowsShape, dtype_code};
 use qgemm_hal::{
     CheckedGatherRows, Device, DeviceInfo, Families, Family, GatherRowsConfig, GatherRowsOperand, GatherRowsPlan,

@@ -186,7 +186,7 @@ pub struct KvRows {
 /// Query tokens of each sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum QueryLengths {
-    /// The same number for each sequence.
+    /// Equal number for each sequence.
     Each(usize),
     /// Ranges between consecutive offsets.
     Offsets {
@@ -195,7 +195,7 @@ pub enum QueryLengths {
     },
 }
 
-/// Where the keys of each sequence are.
+/// Addressing of keys of each sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum KvAddressing {
@@ -294,7 +294,7 @@ pub struct Addressing {
     pub queries: QueryLengths,
     /// Maximum keys of a sequence.
     pub most_keys: usize,
-    /// Where the keys are.
+    /// Addressing of keys.
     pub places: KvAddressing,
 }
 
@@ -345,7 +345,7 @@ pub struct CheckedAttention {
     pub queries: QueryLengths,
     /// Maximum keys of a sequence.
     pub most_keys: usize,
-    /// Where the keys are.
+    /// Addressing of keys.
     pub places: KvAddressing,
     /// Query heads.
     pub heads: usize,
@@ -458,7 +458,7 @@ spec! {
         x: KernelDType,
         /// Format of keys and values.
         kv: KvFormat,
-        /// How keys and values are found and copied.
+        /// Addressing and copying of keys and values.
         paging: KvPaging,
         /// Whether a bit mask is read.
         masked: bool,

@@ -11,8 +11,7 @@ use super::{Operation, memory_bound, operands};
 use crate::error::Unsupported;
 use crate::kernel_id::{KernelId, Spec, spec};
 
-/// Which features form a rotary pair within the
-/// first `dim` of a head.
+/// Pairing of rotated features within the first `dim` of a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RotaryPairs {
     /// `i` and `i + dim / 2`: GPT-NeoX, and Llama as
@@ -62,7 +61,7 @@ pub enum RotaryAngles {
 pub struct CheckedRotary {
     /// Rotated features of a head; even. The other features are copied.
     pub dim: usize,
-    /// Which features form pairs.
+    /// Pairing of rotated features.
     pub pairs: RotaryPairs,
     /// Source of the angles.
     pub angles: RotaryAngles,
@@ -169,7 +168,7 @@ operands! {
 spec! {
     /// Kernel identity keys of `kv_append`.
     pub struct KvAppendSpec {
-        /// What the kernel writes: `all`, `q`, `k` or `v`.
+        /// Outputs of the kernel: `all`, `q`, `k` or `v`.
         step: KvAppendStep,
         /// Element type of queries, and of new keys and values.
         x: DType,
@@ -178,7 +177,7 @@ spec! {
     }
 }
 
-/// What a kernel of `kv_append` writes.
+/// Outputs of a `kv_append` kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KvAppendStep {
     /// Everything.

@@ -128,7 +128,7 @@ pub struct AddedResidual {
     pub in_place: bool,
 }
 
-/// Which output overwrites X, with the type and strides of X.
+/// Output that overwrites X, with the type and strides of X.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum XOverwrite {
     /// None: X does not overlap an output.
@@ -183,7 +183,7 @@ pub struct CheckedNorm {
     pub quantized: Option<QuantizedD>,
     /// The residual and the sum.
     pub added: Option<AddedResidual>,
-    /// Which output overwrites X.
+    /// Output that overwrites X.
     pub x_overwrite: XOverwrite,
     /// Whether an order maps columns of D to columns of X.
     /// Not with a residual, nor in place.

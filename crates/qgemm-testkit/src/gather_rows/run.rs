@@ -1,4 +1,5 @@
-//! Runs one row gather on a device and judges the result.
+//! Runs one row gather on a device and judges the
+//! result.
 
 use qgemm_api::{Context, DeviceKind, Error, GatherRows, GatherRowsArgs, GatherRowsPlan, Weight};
 use qgemm_formats::{DType, Encoding, HostWeight};
@@ -12,14 +13,14 @@ use crate::weights::weight;
 /// planned.
 const EXEMPTIONS: &[Exemption<GatherRowsCase>] = &[];
 
-/// Error of f32 arithmetic, relative to the largest value
-/// of a row: scale, minimum and row scale are a product
-/// each.
+/// Error of f32 arithmetic, relative to a row's
+/// maximum. Scale, minimum and row scale are one
+/// product each.
 const ARITHMETIC: f64 = 4.0 * f32::EPSILON as f64;
 
-/// Runs `case` on poisoned memory and compares with the
-/// host's dequantization. It runs twice where a second
-/// run may differ.
+/// Runs `case` on poisoned memory and compares with
+/// the host's dequantization. A second run must
+/// match, unless the device is emulated.
 pub fn run(ctx: &Context, case: &GatherRowsCase) -> Outcome {
     let mut outcome = Outcome::new(case);
     let result = judge(ctx, case, &mut outcome);
@@ -88,9 +89,9 @@ fn run_on(
     }
 }
 
-/// Compares D with the host's rows: by bits where the
-/// weight is plain or an id is bad, else within the error
-/// of f32 arithmetic and one rounding.
+/// Compares D with the host's rows. Plain weights and
+/// bad ids match by bits. Other rows may have the
+/// error of f32 arithmetic and of one rounding.
 fn check_values(case: &GatherRowsCase, host: &HostWeight, ids: &[u32], got: &[f32]) -> Result<(), Failure> {
     let rounding = match case.d_dtype {
         DType::F32 => 0.0,

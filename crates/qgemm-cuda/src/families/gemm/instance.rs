@@ -126,7 +126,7 @@ pub(crate) struct Instance {
     pub shares: Shares,
 }
 
-/// What every main loop declares for a kernel.
+/// Kernel declaration common to all main loops.
 pub(super) struct Parts<'a> {
     pub main_loop: &'static MainLoop,
     pub types: &'a Types,

@@ -77,7 +77,7 @@ pub(crate) struct MainLoop {
     pub arch_specific: bool,
     /// How CTAs share the tiles.
     pub schedule: Schedule,
-    /// How it reads X.
+    /// X source.
     pub x_access: XAccess,
     /// Maximum tokens for weights that it rounds to the type of
     /// X before multiplying. `None` when codes are exact
@@ -132,7 +132,7 @@ pub(crate) struct SegmentTile {
     pub serves: RangeInclusive<usize>,
 }
 
-/// How a main loop reads X.
+/// X source of a main loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum XAccess {
     /// Through registers, with any layout.

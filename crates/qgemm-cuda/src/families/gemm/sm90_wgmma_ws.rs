@@ -169,8 +169,8 @@ impl Tile {
             // Scales of every 16 columns take the
             // registers of a second group.
             (32, _) if format.sub_block == 16 && bits == Some(&2) => Division { k_groups: 1, ..self.division },
-            // Half as many warps share work common to two row tiles.
-            // Weights of Q8_0, Q4_K and Q6_K are slower that way.
+            // Half the warps, each with two row tiles; slower for Q8_0,
+            // Q4_K, Q6_K.
             (64, ..=128) if takes_few_instructions => division(2, 4, 2, 2),
             _ => self.division,
         }

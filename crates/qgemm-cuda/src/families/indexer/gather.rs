@@ -25,8 +25,7 @@ const RECORD_KEYS: usize = 16;
 const HEADER_BYTES: usize = 16;
 /// Chunks are aligned to cache lines.
 const LINE_BYTES: usize = 128;
-/// Bytes of a chunk; and one of how
-/// many chunks is spare.
+/// Bytes of a chunk, and the number of chunks per spare one.
 const CHUNK_BYTES: usize = 1024 * 4;
 const SPARE: usize = 4;
 /// Launches for a part of the queries: sample scores,

@@ -4,9 +4,8 @@
 /// kind: `Macro` for values that an `#if` tests, `Typed` for all others.
 macro_rules! prelude {
     ($($(#[doc = $doc:literal])+ $field:ident: $kind:ident $name:literal,)+) => {
-        /// What Rust tells a kernel before compilation. A family fills
-        /// the fields of the constants that its entries read; the
-        /// others are not printed.
+        /// Constants of a kernel, set before compilation. A family fills
+        /// the fields that its entries read; the others are not printed.
         #[derive(Clone, Copy, Debug)]
         pub(in crate::families) struct Prelude<'a> {
             $($(#[doc = $doc])+ pub $field: Option<u32>,)+
