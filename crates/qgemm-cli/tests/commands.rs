@@ -376,7 +376,7 @@ fn wrong_arguments_say_what_was_expected() {
         (&["bench", "--device", "cpu", "--op", "convert", "--x-format", "mxfp8"], "`--op quantize`"),
         (&["verify", "--device", "cpu", "--op", "convert", "--shape", "3x3x3"], "RxC"),
         (&["verify", "--device", "cpu", "--op", "norm", "--shape", "3"], "RxC"),
-        (&["bench", "--device", "cpu", "--op", "norm", "--transposed"], "--from and --to"),
+        (&["bench", "--device", "cpu", "--op", "norm", "--transposed"], "`--op convert`"),
         (&["verify", "--device", "cpu", "--op", "convert", "--group", "exact"], "convert_special"),
         (&["bench", "--device", "cpu", "--from", "f32"], "--op convert"),
         (&["bench", "--device", "cpu", "--layout", "tn"], "--op matmul"),

@@ -8,7 +8,7 @@ use thiserror::Error;
 /// Source of an error in a tokenizer.
 pub(crate) type TokenizerSource = Box<dyn std::error::Error + Send + Sync>;
 
-/// What can go wrong between a checkpoint and text.
+/// Errors of models, from checkpoint to text.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -20,7 +20,7 @@ pub enum Error {
     Io {
         /// The path.
         path: PathBuf,
-        /// What the system said.
+        /// System error.
         source: std::io::Error,
     },
     /// A JSON file beside the model is malformed.
@@ -28,7 +28,7 @@ pub enum Error {
     Json {
         /// The path.
         path: PathBuf,
-        /// What is wrong.
+        /// Parse error.
         source: serde_json::Error,
     },
     /// The architecture is known, but needs an operation that the crate does not run.
@@ -62,7 +62,7 @@ pub enum Error {
         name: String,
         /// The value.
         got: String,
-        /// What would run.
+        /// Supported values.
         expected: String,
     },
     /// A tensor that the architecture does not have. Without it the results would be wrong.
@@ -102,7 +102,7 @@ pub enum Error {
     /// The tokenizer is malformed, or cannot encode a text.
     #[error("tokenizer")]
     Tokenizer {
-        /// What the tokenizer says.
+        /// The tokenizer's error.
         source: TokenizerSource,
     },
     /// The model has no chat template.
@@ -111,7 +111,7 @@ pub enum Error {
     /// The chat template has an error, or refuses the messages.
     #[error("chat template")]
     ChatTemplate {
-        /// What the template engine says.
+        /// The template engine's error.
         source: minijinja::Error,
     },
     /// A prompt without tokens.

@@ -42,7 +42,7 @@ pub struct Forward {
     plans: HashMap<Shape, Plans>,
 }
 
-/// What a step reads on the device besides tokens.
+/// Device inputs of a step besides tokens.
 struct Inputs {
     q_offsets: Buffer,
     kv_lengths: Buffer,
@@ -63,7 +63,7 @@ struct Activations {
     logits: Buffer,
 }
 
-/// What plans of a step depend on.
+/// Key of a step's plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Shape {
     tokens: usize,

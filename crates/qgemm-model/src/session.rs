@@ -51,7 +51,7 @@ pub enum Finish {
     Failed(Error),
 }
 
-/// What a session produced in a step.
+/// Output of a session in a step.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Output {

