@@ -2,7 +2,7 @@
 //! columns, with columns of zeros. The conformance
 //! suite checks the rest.
 
-use qgemm_api::{Context, DType, Error, NO_COLUMN, Norm, NormArgs, NormFunction, NormKind};
+use qgemm_api::{Context, DType, ElementType, Error, NO_COLUMN, Norm, NormArgs, NormFunction, NormKind};
 use qgemm_hal::{CheckedNorm, Dense, HalError, NormLaunch, NormOperand, Operands, XOverwrite};
 use qgemm_testkit::normalized_row;
 
@@ -73,12 +73,13 @@ fn columns_are_gathered_whether_rows_are_short_or_long() {
 fn of_alike_rows(ctx: &Context, function: NormFunction, rows: usize, row: &[u32], of_columns: &[u32]) -> Vec<u32> {
     let norm = Norm::new(rows, row.len() * 2, DType::BF16, function);
     let plan = ctx.plan_norm(&norm).expect("a plan");
-    let (x, of_columns) = (ctx.upload(&row.repeat(rows)).expect("memory"), ctx.upload(of_columns).expect("memory"));
-    let mut d = ctx.upload(&vec![0u32; rows * row.len()]).expect("memory");
+    let upload = |words: &[u32]| ctx.upload(words).expect("memory").typed(DType::BF16);
+    let (x, of_columns) = (upload(&row.repeat(rows)), upload(of_columns));
+    let mut d = upload(&vec![0u32; rows * row.len()]);
     let args = NormArgs::new(&x, &mut d).gamma(&of_columns);
     let args = if function.beta.is_some() { args.beta(&of_columns) } else { args };
     plan.run(&ctx.default_stream(), args).expect("a launch");
-    ctx.download(&d).expect("a download")
+    ctx.download(&d.typed(ElementType::Bytes)).expect("a download")
 }
 
 #[test]
