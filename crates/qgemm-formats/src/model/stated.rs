@@ -118,6 +118,21 @@ fn groups(source: &Json) -> Vec<Group> {
     source.get("config_groups").entries().iter().map(group).collect()
 }
 
+/// Targets of all groups, if each group has some and all are names of
+/// modules or `re:` patterns. Classes such as `Linear` may be any module.
+fn named_targets(source: &Json) -> Option<Vec<Pattern>> {
+    let is_name = |target: &Json| target.text().is_some_and(|name| name.starts_with("re:") || name.contains('.'));
+    let of_group = |(_, group): &(String, Json)| match group.get("targets") {
+        Json::List(targets) if !targets.is_empty() && targets.iter().all(is_name) => {
+            Some(patterns(group.get("targets")).collect::<Vec<_>>())
+        }
+        _ => None,
+    };
+    let groups = source.get("config_groups").entries();
+    let all: Vec<_> = groups.iter().map(of_group).collect::<Option<_>>()?;
+    (!all.is_empty()).then(|| all.into_iter().flatten().collect())
+}
+
 /// Promised scales of one source.
 fn promises(source: &Json) -> Vec<Promise> {
     let of_all = |by: String| Promise { by, modules: Vec::new() };
@@ -126,11 +141,10 @@ fn promises(source: &Json) -> Vec<Promise> {
     if !block.is_null() {
         found.push(of_all(format!("`weight_block_size` {block}")));
     }
-    if !source.get("config_groups").is_null() {
-        found.push(of_all("`config_groups`".into()));
-    }
     let method = source.get("quant_method").word().unwrap_or_default();
-    if ["fp8", "fbgemm_fp8", "quark", "compressed-tensors"].contains(&method.as_str()) {
+    if !source.get("config_groups").is_null() {
+        found.push(Promise { by: "`config_groups`".into(), modules: named_targets(source).unwrap_or_default() });
+    } else if ["fp8", "fbgemm_fp8", "quark", "compressed-tensors"].contains(&method.as_str()) {
         found.push(of_all(format!("`quant_method` {method}")));
     }
     if let Some(algorithm) = source.get("quant_algo").text() {
