@@ -53,8 +53,18 @@ impl InstanceLists {
 
     /// The first kernel with `tokens` tokens in a tile that `fits`.
     pub(super) fn first_of_tokens(&self, types: &Types, tokens: u32, fits: FitsRegisters<'_>) -> Option<Instance> {
-        let fits = |instance: &Instance| instance.tile_m == tokens && fits(instance);
-        (self.instances)(types, &fits).into_iter().find(fits)
+        // Main loops prefer the first kernel that fits. The
+        // others are not compiled.
+        let of = |instance: &Instance| (instance.id(), instance.state_in_shared);
+        let mut refused = Vec::new();
+        loop {
+            let is_open = |instance: &Instance| instance.tile_m == tokens && !refused.contains(&of(instance));
+            let first = (self.instances)(types, &is_open).into_iter().find(is_open)?;
+            if fits(&first) {
+                return Some(first);
+            }
+            refused.push(of(&first));
+        }
     }
 }
 

@@ -133,6 +133,11 @@ pub(crate) fn instances_for_experts(
 fn narrowed_first(types: &Types, main_loop: &InstanceLists, tile_m: u32, fits: FitsRegisters<'_>) -> Option<Instance> {
     // Narrowing the problem to one expert takes registers (`kernels.lock`).
     let narrowed = |instance: &Instance| Instance { ctas_per_sm: instance.ctas_per_sm.min(2), ..instance.clone() };
+    // Main loops that never spill list their kernels unasked.
+    let unasked = (main_loop.instances)(types, &|_| false);
+    if let Some(instance) = unasked.iter().find(|instance| instance.tile_m == tile_m) {
+        return Some(narrowed(instance));
+    }
     let fits = |instance: &Instance| spills::fits_registers(instance) && fits(&narrowed(instance));
     main_loop.first_of_tokens(types, tile_m, &fits).map(|instance| narrowed(&instance))
 }
