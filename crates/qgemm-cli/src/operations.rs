@@ -106,7 +106,7 @@ macro_rules! operations {
                 match self { $(Op::$op => $module::SHAPE,)* }
             }
 
-            /// Options of `bench` that it has, among those that not all have.
+            /// Options of `bench` that apply to the operation, but not to all.
             pub fn bench_options(self) -> &'static [&'static str] {
                 match self { $(Op::$op => $module::BENCH_OPTIONS,)* }
             }

@@ -196,7 +196,7 @@ impl Context {
     /// use qgemm_api::{Context, DType, Keys, KvAppend, KvAppendArgs, Queries, Rotary};
     ///
     /// let ctx = Context::open("cpu")?;
-    /// // One new token of a sequence that has room for four: one head of eight features, of which two are turned.
+    /// // One new token, room for four. One head of eight features; two rotate.
     /// let append = KvAppend::new(DType::F32, 1, 1, 8, Queries::each(1, 1), Keys::lengths(4)).rotary(Rotary::neox(2));
     /// let plan = ctx.plan_kv_append(&append)?;
     /// let ones = ctx.upload(&[1.0f32; 8])?;
@@ -205,8 +205,8 @@ impl Context {
     /// let lengths = ctx.upload(&[2u32])?; // the new key is the second: its position is 1
     /// let args = KvAppendArgs::new(&ones, &ones, &mut k, &mut v).q(&mut q).kv_lengths(&lengths);
     /// plan.run(&ctx.default_stream(), args)?;
-    /// let turned: Vec<f32> = ctx.download(&q)?;
-    /// assert!((turned[0] - 1f32.cos()).abs() < 1e-6 && (turned[1] - 1f32.sin()).abs() < 1e-6 && turned[2] == 3.0);
+    /// let rotated: Vec<f32> = ctx.download(&q)?;
+    /// assert!((rotated[0] - 1f32.cos()).abs() < 1e-6 && (rotated[1] - 1f32.sin()).abs() < 1e-6 && rotated[2] == 3.0);
     /// let values: Vec<f32> = ctx.download(&v)?;
     /// assert!(values[..8] == [0.0; 8] && values[8..16] == [1.0; 8]);
     /// # Ok::<(), qgemm_api::Error>(())

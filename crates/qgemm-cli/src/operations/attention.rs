@@ -15,7 +15,7 @@ use crate::{explain, verify};
 /// Sizes of `--shape`.
 pub const SHAPE: &str = "BxQxSxHxGxD: sequences x queries x keys of each x heads x KV heads x head dimension";
 
-/// Options of `bench` that the operation has, among those that not all have.
+/// Options of `bench` that apply to this operation, but not to all.
 pub const BENCH_OPTIONS: &[&str] = &["--family", "--page-size", "--kv-format", "--mask-bits"];
 
 /// Default shapes: sequences, queries and keys of each, heads, KV

@@ -14,7 +14,7 @@ use crate::{explain, verify};
 /// Sizes of `--shape`.
 pub const SHAPE: &str = "MxNxK: ids x rows x columns";
 
-/// Options of `bench` that the operation has, among those that not all have.
+/// Options of `bench` that apply to this operation, but not to all.
 pub const BENCH_OPTIONS: &[&str] = &["--format"];
 
 /// Default ids, rows of the weight and columns: a decode step and a

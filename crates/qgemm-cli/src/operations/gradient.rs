@@ -14,7 +14,7 @@ use crate::{explain, verify};
 /// Sizes of `--shape`.
 pub const SHAPE: &str = "MxNxK of the forward product: tokens x output features x input features";
 
-/// Options of `bench` that the operation has, among those that not all have.
+/// Options of `bench` that apply to this operation, but not to all.
 pub const BENCH_OPTIONS: &[&str] = &["--format"];
 
 /// Default tokens, output features and input features.

@@ -18,7 +18,7 @@ use crate::{explain, verify};
 /// Sizes of `--shape`.
 pub const SHAPE: &str = "[Bx]QxSxHxD: [sequences in pages x] queries x keys x heads x features";
 
-/// Options of `bench` that the operation has, among those that not all have.
+/// Options of `bench` that apply to this operation, but not to all.
 pub const BENCH_OPTIONS: &[&str] = &[];
 
 /// The k of top-k.

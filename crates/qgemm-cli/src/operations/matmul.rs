@@ -15,7 +15,7 @@ use crate::{explain, verify};
 /// Sizes of `--shape`.
 pub const SHAPE: &str = "MxNxK: rows of D x columns of D x summed values";
 
-/// Options of `bench` that the operation has, among those that not all have.
+/// Options of `bench` that apply to this operation, but not to all.
 pub const BENCH_OPTIONS: &[&str] = &["--layout", "--factors", "--batch", "--groups"];
 
 /// Default M, N and K.

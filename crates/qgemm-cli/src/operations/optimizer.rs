@@ -14,7 +14,7 @@ use crate::{explain, verify};
 /// Sizes of `--shape`.
 pub const SHAPE: &str = "N: parameters";
 
-/// Options of `bench` that the operation has, among those that not all have.
+/// Options of `bench` that apply to this operation, but not to all.
 pub const BENCH_OPTIONS: &[&str] = &[];
 
 /// Default numbers of parameters: a small and a large layer.

@@ -13,7 +13,7 @@ use crate::{explain, verify};
 /// Sizes of `--shape`.
 pub const SHAPE: &str = "RxC: rows x columns";
 
-/// Options of `bench` that the operation has, among those that not all have.
+/// Options of `bench` that apply to this operation, but not to all.
 pub const BENCH_OPTIONS: &[&str] = &["--x-format"];
 
 /// Default rows and columns.
