@@ -30,6 +30,7 @@ use crate::progress::Progress;
 use crate::table::{Column, Row, Table, numbers, words};
 use crate::whole_file::{Existing, WholeFile};
 use baseline::Baseline;
+use timing::Timing;
 use tokens::Tokens;
 
 /// Options of the command.
@@ -222,6 +223,33 @@ pub struct BenchRow {
     /// Whether the slowdown exceeds the noise.
     #[serde(default)]
     pub regressed: bool,
+}
+
+impl BenchRow {
+    /// Row of launches that move `bytes` each, without names and
+    /// arithmetic. `bandwidth` is the device's read bandwidth.
+    pub fn timed(ctx: &Context, timing: Timing, bytes: f64, bandwidth: f64, copies: usize) -> Self {
+        let Timing { median, noise, graph, profile } = timing;
+        let bytes_per_second = bytes / median;
+        Self {
+            device: ctx.info().name.clone(),
+            shape: String::new(),
+            format: String::new(),
+            x_dtype: String::new(),
+            kernel: String::new(),
+            kernel_id: None,
+            microseconds: median * 1e6,
+            noise,
+            bytes_per_second,
+            flops: 0.0,
+            bandwidth_share: bytes_per_second / bandwidth,
+            copies,
+            graph,
+            profile: Some(profile),
+            slower: None,
+            regressed: false,
+        }
+    }
 }
 
 impl Row for BenchRow {

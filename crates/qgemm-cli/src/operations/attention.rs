@@ -7,7 +7,7 @@ use qgemm_api::{Attention, AttentionArgs, Buffer, Context, DType, KvFormat, Mask
 
 use qgemm_testkit::{AttentionCase, AttentionStorage, Selection, TestCase};
 
-use crate::bench::timing::{Timing, time_launches};
+use crate::bench::timing::time_launches;
 use crate::bench::{Args, BenchRow, copies};
 use crate::choice::{Sizes, keys_of};
 use crate::{explain, verify};
@@ -138,25 +138,15 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         args.mask = (words > 0).then(|| (&mask).into());
         plan.run(&stream, args)
     };
-    let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &places, args.pace(), launch)?;
-    let bytes_per_second = plan.bytes() / median;
+    let timing = time_launches(ctx, &stream, &places, args.pace(), launch)?;
     Ok(BenchRow {
-        device: ctx.info().name.clone(),
         shape: subject.name(),
         format: subject.format(args),
         x_dtype: dtype.to_string(),
         kernel: plan.kernel_name().to_owned(),
         kernel_id: plan.kernel_id().map(|id| id.to_string()),
-        microseconds: median * 1e6,
-        noise,
-        bytes_per_second,
-        flops: plan.flops() / median,
-        bandwidth_share: bytes_per_second / bandwidth,
-        copies: places.len(),
-        graph,
-        profile: Some(profile),
-        slower: None,
-        regressed: false,
+        flops: plan.flops() / timing.median,
+        ..BenchRow::timed(ctx, timing, plan.bytes(), bandwidth, places.len())
     })
 }
 

@@ -13,7 +13,7 @@ use super::gemm::quantized_x;
 use qgemm_testkit::{Case, ExpertCase, FormCase, Selection, TestCase, WeightKind};
 
 use crate::bench::subject::{normal_rows, repeated_rows};
-use crate::bench::timing::{Timing, time_launches};
+use crate::bench::timing::time_launches;
 use crate::bench::{Args, BenchRow, copies_of_part};
 use crate::choice::{self, FormatChoice, Shape, Sizes};
 use crate::{explain, verify};
@@ -243,25 +243,21 @@ fn measure_layer(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) 
         args.x_factor = quantized.as_ref().and_then(|(_, factor)| factor.as_ref()).map(Into::into);
         layer.run(&stream, m, args, &mut workspace)
     };
-    let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &layers, args.pace(), launch)?;
-    let bytes_per_second = (subject.used() * (2 * n * format.row_bytes(k) + k * format.row_bytes(n))) as f64 / median;
+    let timing = time_launches(ctx, &stream, &layers, args.pace(), launch)?;
     Ok(BenchRow {
-        device: ctx.info().name.clone(),
         shape: format!("{} {experts}/{top_k}", subject.shape),
         format: format!("{format} layer"),
         x_dtype: args.x_name(),
         kernel: name,
         kernel_id: None,
-        microseconds: median * 1e6,
-        noise,
-        bytes_per_second,
-        flops: 2.0 * (m * top_k * n * k * 3) as f64 / median,
-        bandwidth_share: bytes_per_second / bandwidth,
-        copies: layers.len(),
-        graph,
-        profile: Some(profile),
-        slower: None,
-        regressed: false,
+        flops: 2.0 * (m * top_k * n * k * 3) as f64 / timing.median,
+        ..BenchRow::timed(
+            ctx,
+            timing,
+            (subject.used() * (2 * n * format.row_bytes(k) + k * format.row_bytes(n))) as f64,
+            bandwidth,
+            layers.len(),
+        )
     })
 }
 
@@ -319,26 +315,16 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         args.lists = lists.as_ref().map(Into::into);
         plan.run(&stream, args.workspace(&mut workspace))
     };
-    let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &weights, args.pace(), launch)?;
-    let bytes_per_second = subject.bytes(rows) / median;
+    let timing = time_launches(ctx, &stream, &weights, args.pace(), launch)?;
     let macs = (m * top_k * n * k) as f64;
     Ok(BenchRow {
-        device: ctx.info().name.clone(),
         shape: format!("{} {experts}/{top_k}", subject.shape),
         format: format!("{format} {}", form.to_possible_value().map_or(String::new(), |v| v.get_name().to_owned())),
         x_dtype: args.x_name(),
         kernel: plan.kernel_name().to_owned(),
         kernel_id: plan.kernel_id().map(|id| id.to_string()),
-        microseconds: median * 1e6,
-        noise,
-        bytes_per_second,
-        flops: 2.0 * macs / median,
-        bandwidth_share: bytes_per_second / bandwidth,
-        copies: weights.len(),
-        graph,
-        profile: Some(profile),
-        slower: None,
-        regressed: false,
+        flops: 2.0 * macs / timing.median,
+        ..BenchRow::timed(ctx, timing, subject.bytes(rows), bandwidth, weights.len())
     })
 }
 

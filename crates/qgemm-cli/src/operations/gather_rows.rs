@@ -6,7 +6,7 @@ use qgemm_api::{Buffer, Context, DType, Format, GatherRows, GatherRowsArgs, Plan
 use qgemm_testkit::{GatherRowsCase, Selection, TestCase};
 
 use crate::bench::subject::repeated_rows;
-use crate::bench::timing::{Timing, time_launches};
+use crate::bench::timing::time_launches;
 use crate::bench::{Args, BenchRow, copies_of_part};
 use crate::choice::{FormatChoice, Shape, Sizes};
 use crate::{explain, verify};
@@ -74,25 +74,14 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
     let stream = ctx.new_stream()?;
     let launch =
         |&place: &usize| plan.run(&stream, GatherRowsArgs::new(&weight, &ids[place], &mut d[place], &mut status));
-    let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &places, args.pace(), launch)?;
-    let bytes_per_second = plan.bytes() / median;
+    let timing = time_launches(ctx, &stream, &places, args.pace(), launch)?;
     Ok(BenchRow {
-        device: ctx.info().name.clone(),
         shape: subject.shape.to_string(),
         format: format.to_string(),
         x_dtype: d_dtype.to_string(),
         kernel: plan.kernel_name().to_owned(),
         kernel_id: plan.kernel_id().map(|id| id.to_string()),
-        microseconds: median * 1e6,
-        noise,
-        bytes_per_second,
-        flops: 0.0,
-        bandwidth_share: bytes_per_second / bandwidth,
-        copies: places.len(),
-        graph,
-        profile: Some(profile),
-        slower: None,
-        regressed: false,
+        ..BenchRow::timed(ctx, timing, plan.bytes(), bandwidth, places.len())
     })
 }
 

@@ -43,25 +43,15 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
     let m = subject.shape.m;
     let bench = Bench::new(ctx, args, subject, m)?;
     let plan = ctx.plan(&args.problem(&bench.weights[0], m))?;
-    let Timing { median, noise, graph, profile } = bench.time(&plan, args.pace())?;
-    let bytes_per_second = plan.bytes() / median;
+    let timing = bench.time(&plan, args.pace())?;
     Ok(BenchRow {
-        device: ctx.info().name.clone(),
         shape: subject.shape.to_string(),
         format: subject.format().to_string(),
         x_dtype: args.x_name(),
         kernel: plan.kernel_name().to_owned(),
         kernel_id: plan.kernel_id().map(|id| id.to_string()),
-        microseconds: median * 1e6,
-        noise,
-        bytes_per_second,
-        flops: 2.0 * plan.macs() / median,
-        bandwidth_share: bytes_per_second / bandwidth,
-        copies: bench.weights.len(),
-        graph,
-        profile: Some(profile),
-        slower: None,
-        regressed: false,
+        flops: 2.0 * plan.macs() / timing.median,
+        ..BenchRow::timed(ctx, timing, plan.bytes(), bandwidth, bench.weights.len())
     })
 }
 

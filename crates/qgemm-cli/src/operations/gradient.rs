@@ -6,7 +6,7 @@ use qgemm_api::{Context, DType, Gradient, GradientArgs, PlanRecord, Weight};
 use qgemm_testkit::{GradientCase, Selection, TestCase};
 
 use crate::bench::subject::{self, Subject, normal_rows};
-use crate::bench::timing::{Timing, time_launches};
+use crate::bench::timing::time_launches;
 use crate::bench::{Args, BenchRow, copies};
 use crate::choice::{self, FormatChoice, Shape, Sizes};
 use crate::{explain, verify};
@@ -52,25 +52,15 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
     let mut workspace = ctx.workspace(plan.workspace_bytes())?;
     let stream = ctx.new_stream()?;
     let launch = |weight: &Weight| plan.run(&stream, GradientArgs::new(&dy, weight, &mut dx).workspace(&mut workspace));
-    let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &weights, args.pace(), launch)?;
-    let bytes_per_second = plan.bytes() / median;
+    let timing = time_launches(ctx, &stream, &weights, args.pace(), launch)?;
     Ok(BenchRow {
-        device: ctx.info().name.clone(),
         shape: subject.shape.to_string(),
         format: subject.format().to_string(),
         x_dtype: dtype.to_string(),
         kernel: format!("{} parts of {}", plan.parts(), plan.kernel_name()),
         kernel_id: plan.kernel_id().map(|id| id.to_string()),
-        microseconds: median * 1e6,
-        noise,
-        bytes_per_second,
-        flops: 2.0 * m as f64 * n as f64 * k as f64 / median,
-        bandwidth_share: bytes_per_second / bandwidth,
-        copies: weights.len(),
-        graph,
-        profile: Some(profile),
-        slower: None,
-        regressed: false,
+        flops: 2.0 * m as f64 * n as f64 * k as f64 / timing.median,
+        ..BenchRow::timed(ctx, timing, plan.bytes(), bandwidth, weights.len())
     })
 }
 

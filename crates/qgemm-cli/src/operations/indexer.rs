@@ -10,7 +10,7 @@ use rand::{Rng, SeedableRng};
 
 use qgemm_testkit::{IndexedKeys, IndexerCase, Selection, TestCase};
 
-use crate::bench::timing::{Timing, time_launches};
+use crate::bench::timing::time_launches;
 use crate::bench::{Args, BenchRow, copies};
 use crate::choice::{IndexerShape, Sizes};
 use crate::{explain, verify};
@@ -126,25 +126,15 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         }
         plan.run(&stream, args)
     };
-    let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &places, args.pace(), launch)?;
-    let bytes_per_second = plan.bytes() / median;
+    let timing = time_launches(ctx, &stream, &places, args.pace(), launch)?;
     Ok(BenchRow {
-        device: ctx.info().name.clone(),
         shape: subject.name(),
         format: format.to_string(),
         x_dtype: format.to_string(),
         kernel: plan.kernel_name().to_owned(),
         kernel_id: plan.kernel_id().map(|id| id.to_string()),
-        microseconds: median * 1e6,
-        noise,
-        bytes_per_second,
-        flops: plan.flops() / median,
-        bandwidth_share: bytes_per_second / bandwidth,
-        copies: places.len(),
-        graph,
-        profile: Some(profile),
-        slower: None,
-        regressed: false,
+        flops: plan.flops() / timing.median,
+        ..BenchRow::timed(ctx, timing, plan.bytes(), bandwidth, places.len())
     })
 }
 

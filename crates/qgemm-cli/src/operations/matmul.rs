@@ -7,7 +7,7 @@ use qgemm_api::{Buffer, Context, DType, FactorFormat, Matmul, MatmulArgs, Matmul
 use qgemm_testkit::{ActivationKind, MatmulCase, Selection, TestCase, activations};
 
 use crate::bench::subject::{ROWS, repeated};
-use crate::bench::timing::{Timing, time_launches};
+use crate::bench::timing::time_launches;
 use crate::bench::{Args, BenchRow, copies};
 use crate::choice::{self, Shape, Sizes};
 use crate::{explain, verify};
@@ -134,25 +134,15 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         (args.a_scale, args.b_scale) = (a_scales.as_ref().map(Into::into), b_scales.as_ref().map(Into::into));
         plan.run(&stream, args)
     };
-    let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &places, args.pace(), launch)?;
-    let bytes_per_second = plan.bytes() / median;
+    let timing = time_launches(ctx, &stream, &places, args.pace(), launch)?;
     Ok(BenchRow {
-        device: ctx.info().name.clone(),
         shape: if batch == 1 { shape.to_string() } else { format!("{batch}x {shape}") },
         format: if k_grouped { format!("{layout} k-grouped") } else { layout.to_string() },
         x_dtype: factors.to_string(),
         kernel: plan.kernel_name().to_owned(),
         kernel_id: plan.kernel_id().map(|id| id.to_string()),
-        microseconds: median * 1e6,
-        noise,
-        bytes_per_second,
-        flops: 2.0 * matrices as f64 * m as f64 * n as f64 * k as f64 / median,
-        bandwidth_share: bytes_per_second / bandwidth,
-        copies: places.len(),
-        graph,
-        profile: Some(profile),
-        slower: None,
-        regressed: false,
+        flops: 2.0 * matrices as f64 * m as f64 * n as f64 * k as f64 / timing.median,
+        ..BenchRow::timed(ctx, timing, plan.bytes(), bandwidth, places.len())
     })
 }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use qgemm_api::{Buffer, Context, DType, PlanRecord, Quantization, QuantizedX, XFactor, XFormat};
 use qgemm_testkit::{QuantizeCase, Selection, TestCase};
 
-use crate::bench::timing::{Timing, time_launches};
+use crate::bench::timing::time_launches;
 use crate::bench::{Args, BenchRow, copies};
 use crate::choice::Sizes;
 use crate::{explain, verify};
@@ -72,25 +72,14 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         args.factor = factor.as_ref().map(Into::into);
         plan.run(&stream, args)
     };
-    let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &places, args.pace(), launch)?;
-    let bytes_per_second = plan.bytes() / median;
+    let timing = time_launches(ctx, &stream, &places, args.pace(), launch)?;
     Ok(BenchRow {
-        device: ctx.info().name.clone(),
         shape: format!("{rows}x{columns}"),
         format: format!("{from}->{to}"),
         x_dtype: from.to_string(),
         kernel: plan.kernel_name().to_owned(),
         kernel_id: plan.kernel_id().map(|id| id.to_string()),
-        microseconds: median * 1e6,
-        noise,
-        bytes_per_second,
-        flops: 0.0,
-        bandwidth_share: bytes_per_second / bandwidth,
-        copies: places.len(),
-        graph,
-        profile: Some(profile),
-        slower: None,
-        regressed: false,
+        ..BenchRow::timed(ctx, timing, plan.bytes(), bandwidth, places.len())
     })
 }
 
