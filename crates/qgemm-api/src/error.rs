@@ -596,6 +596,22 @@ pub enum Error {
         /// The step.
         step: String,
     },
+    /// A rotary embedding was given another number of factors than pairs.
+    #[error("factors of rotary frequencies: expected {expected}, one a pair, got {got}")]
+    RotaryFactors {
+        /// Pairs.
+        expected: usize,
+        /// Given factors.
+        got: usize,
+    },
+    /// An operation of a plan was run without one of its weights.
+    #[error("{op}: no {what} was given: `OpWeights` holds what an operation needs beside its arena")]
+    MissingWeight {
+        /// Weight, weights of experts, or gamma.
+        what: &'static str,
+        /// The operation.
+        op: String,
+    },
     /// A region of a plan's arena was overrun.
     #[error("{op}: byte {byte} behind the {len} bytes of `{region}` was overwritten")]
     CanaryOverwritten {

@@ -123,7 +123,7 @@ pub use context::Context;
 pub use convert::{Conversion, ConversionArgs, ConversionPlan};
 pub use described::{DescribedExperts, DescribedWeight};
 pub use error::Error;
-pub use exec_plan::{ExecPlan, LoadedPlan, PlanArena, PlanOptions};
+pub use exec_plan::{ExecPlan, LoadedPlan, OpWeights, PlanArena, PlanOptions, PlanWeights};
 pub use experts::{
     ExpertArgs, ExpertPlan, ExpertProblem, Experts, Moe, MoeArgs, MoeLayer, MoePlan, MoeSource, MoeWorkspace,
     expert_lists,
@@ -189,9 +189,9 @@ pub mod tuning {
 /// Contents of a plan file ([`ExecPlan`]).
 pub mod exec {
     pub use crate::exec_plan::{
-        Barrier, BarrierKind, ExecPlan, MemoryPlan, ModelRecord, Phase, PhaseRange, PlannedHeads, PlannedNorm,
-        PlannedOp, PlannedOptimizer, PlannedRotary, PlannedScaling, PlannedWeight, Region, RegionKind, Runtime,
-        RuntimeMode,
+        Barrier, BarrierKind, ExecPlan, MemoryPlan, ModelRecord, Phase, PhaseRange, PlannedCache, PlannedHeads,
+        PlannedNorm, PlannedOp, PlannedOptimizer, PlannedPages, PlannedRotary, PlannedScaling, PlannedSegment,
+        PlannedTables, PlannedWeight, Region, RegionKind, Runtime, RuntimeMode,
     };
 }
 

@@ -55,8 +55,7 @@ pub(super) fn multiply_fused(
             .output_alignment(i, output.alignment());
     }
     let plan = ctx.plan_fused(&problem).map_err(Failure::of_plan)?;
-    let product = plan.product();
-    Failure::check_launched(product.sequence(), product.kernel_id())?;
+    plan.products().try_for_each(|product| Failure::check_launched(product.sequence(), product.kernel_id()))?;
 
     let device = Failure::of_run;
     let stream = ctx.default_stream();
