@@ -27,6 +27,8 @@ const END_TEXTS: &[&str] = &[
 /// A tokenizer with its special tokens.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
+    /// Id of bytes without a token, which are left out.
+    absent_id: Option<u32>,
     /// Token that begins a text, where the tokenizer itself does not add it.
     bos_to_add: Option<u32>,
     end_ids: BTreeSet<u32>,
@@ -57,7 +59,7 @@ impl Tokenizer {
         let eos_text = token_text(&config["eos_token"]);
         end_ids.extend(eos_text.as_deref().and_then(|text| inner.token_to_id(text)));
         let bos_text = token_text(&config["bos_token"]);
-        Ok(Self { inner, bos_to_add: None, end_ids, bos_text, eos_text }.with_end_texts())
+        Ok(Self { inner, absent_id: None, bos_to_add: None, end_ids, bos_text, eos_text }.with_end_texts())
     }
 
     /// From the vocabulary of a GGUF file.
@@ -71,7 +73,8 @@ impl Tokenizer {
         let bos_to_add = bos.filter(|_| vocabulary.adds_bos());
         let text = |id: Option<u32>| id.and_then(|id| inner.id_to_token(id));
         let (bos_text, eos_text) = (text(bos), text(id("eos_token_id")));
-        Ok(Self { inner, bos_to_add, end_ids, bos_text, eos_text }.with_end_texts())
+        let absent_id = vocabulary.absent_id();
+        Ok(Self { inner, absent_id, bos_to_add, end_ids, bos_text, eos_text }.with_end_texts())
     }
 
     fn with_end_texts(mut self) -> Self {
@@ -102,7 +105,7 @@ impl Tokenizer {
 
     fn encode_with(&self, text: &str, special: bool) -> Result<Vec<u32>, Error> {
         let encoding = self.inner.encode_fast(text, special).map_err(Error::tokenizer)?;
-        Ok(encoding.get_ids().to_vec())
+        Ok(encoding.get_ids().iter().copied().filter(|id| Some(*id) != self.absent_id).collect())
     }
 
     /// The text of tokens, without special tokens.
@@ -120,7 +123,7 @@ impl Tokenizer {
 
     /// Number of tokens.
     pub fn vocabulary(&self) -> usize {
-        self.inner.get_vocab_size(true)
+        self.inner.get_vocab_size(true) - usize::from(self.absent_id.is_some())
     }
 
     /// The beginning-of-text token, for chat templates.
