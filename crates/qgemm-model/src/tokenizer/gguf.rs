@@ -6,6 +6,7 @@ use qgemm_api::Model;
 use qgemm_api::gguf::{GgufArray, GgufScalar, GgufValue};
 use serde_json::{Map, Value, json};
 
+use super::end_texts::END_TEXTS;
 use super::pre_tokenizer::PreTokenizer;
 use crate::error::Error;
 use crate::settings::metadata;
@@ -163,7 +164,7 @@ impl<'m> Vocabulary<'m> {
         };
         let token = |(id, content): (usize, &String)| {
             let kind = integer(types.scalar(id)?)?;
-            let special = kind == CONTROL || kind == UNKNOWN;
+            let special = kind == CONTROL || kind == UNKNOWN || END_TEXTS.contains(&content.as_str());
             (special || kind == USER_DEFINED).then(|| {
                 json!({
                     "id": id, "content": content, "special": special, "normalized": false,

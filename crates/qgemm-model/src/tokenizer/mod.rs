@@ -1,5 +1,6 @@
 //! Tokenizers: from `tokenizer.json`, or from the vocabulary of a GGUF file.
 
+mod end_texts;
 mod gguf;
 mod pre_tokenizer;
 
@@ -9,20 +10,9 @@ use std::path::Path;
 use qgemm_api::Model;
 use serde_json::Value;
 
+use self::end_texts::END_TEXTS;
 use crate::error::Error;
 use crate::settings::{json_beside, metadata, number_of, text_beside};
-
-/// Texts of tokens that end a turn, where files state only one such token.
-const END_TEXTS: &[&str] = &[
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "<|im_end|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|end|>",
-    "<|EOT|>",
-    "<end_of_turn>",
-];
 
 /// A tokenizer with its special tokens.
 pub struct Tokenizer {
@@ -153,7 +143,7 @@ fn token_text(value: &Value) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use qgemm_api::gguf::{GgufHeader, GgufScalar};
+    use qgemm_api::gguf::{GgufArray, GgufHeader, GgufScalar, GgufValue};
     use qgemm_api::open_model;
     use serde_json::json;
 
@@ -167,6 +157,46 @@ mod tests {
         assert_eq!(token_text(&json!("</s>")).as_deref(), Some("</s>"));
         assert_eq!(token_text(&json!({ "content": "</s>", "lstrip": false })).as_deref(), Some("</s>"));
         assert_eq!(token_text(&json!(null)), None);
+    }
+
+    /// Ids by the tokenizer of a GGUF file with these tokens, their
+    /// types and merges.
+    fn encoded(model: &str, tokens: &[(&str, u32)], merges: &[&str], text: &str) -> Vec<u32> {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("model.gguf");
+        let mut header = GgufHeader::new();
+        let mut add = |key: &str, value: GgufValue| header.metadata(key, value).expect("a new key");
+        let strings =
+            |items: Vec<&str>| GgufValue::Array(GgufArray::Strings(items.into_iter().map(str::to_owned).collect()));
+        let bytes = |kind: u32, words: Vec<[u8; 4]>| {
+            GgufValue::Array(GgufArray::Scalars { kind, bytes: words.concat().into() })
+        };
+        add("tokenizer.ggml.model", model.into());
+        add("tokenizer.ggml.pre", "smollm".into());
+        add("tokenizer.ggml.add_bos_token", GgufScalar::Bool(false).into());
+        add("tokenizer.ggml.tokens", strings(tokens.iter().map(|(token, _)| *token).collect()));
+        add("tokenizer.ggml.merges", strings(merges.to_vec()));
+        add("tokenizer.ggml.token_type", bytes(4, tokens.iter().map(|(_, kind)| kind.to_le_bytes()).collect()));
+        add("tokenizer.ggml.scores", bytes(6, vec![[0; 4]; tokens.len()]));
+        header.write(std::fs::File::create(&path).expect("writable")).expect("writable").finish().expect("complete");
+        let model = open_model(&path).expect("a model");
+        Tokenizer::open(&model, &path).expect("a tokenizer").encode(text).expect("encoded")
+    }
+
+    #[test]
+    fn bytes_without_a_token_prevent_merges_and_are_left_out() {
+        let (tokens, merges) = ([("Ġ", 1), ("-", 1), ("Ġ-", 1)], ["Ġ -"]);
+        assert_eq!(encoded("gpt2", &tokens, &merges, " -"), [2]);
+        assert_eq!(encoded("gpt2", &tokens, &merges, " \u{6}-\u{6}"), [0, 1]);
+        // A token with the text that stands for such bytes.
+        let tokens = [("Ġ", 1), ("-", 1), ("\0", 3)];
+        assert_eq!(encoded("gpt2", &tokens, &[], "-\u{6} "), [1, 0]);
+    }
+
+    #[test]
+    fn control_tokens_are_known_by_type_or_text() {
+        let tokens = [("<unk>", 2), ("▁", 1), ("<tool>", 4), ("</s>", 1), ("<pad>", 3), ("a", 1)];
+        assert_eq!(encoded("llama", &tokens, &[], "a<unk>a</s><tool><pad>"), [1, 5, 0, 1, 5, 3, 2, 4]);
     }
 
     #[test]

@@ -24,14 +24,19 @@ enum Split {
 }
 
 /// Pre-tokenizers that are built.
-static SERVED: [PreTokenizer; 5] = [
+static SERVED: [PreTokenizer; 6] = [
     PreTokenizer {
-        names: &["gpt-2", "gpt2"],
+        names: &["gpt-2", "gpt2", "mpt"],
         split: Split::Gpt2 { digits: false },
         ignore_merges: false,
         adds_bos: false,
     },
-    PreTokenizer { names: &["smollm"], split: Split::Gpt2 { digits: true }, ignore_merges: false, adds_bos: false },
+    PreTokenizer {
+        names: &["smollm", "starcoder", "refact", "command-r"],
+        split: Split::Gpt2 { digits: true },
+        ignore_merges: false,
+        adds_bos: false,
+    },
     PreTokenizer {
         names: &["llama-bpe", "llama3", "llama-v3"],
         split: Split::Pattern(
@@ -44,6 +49,14 @@ static SERVED: [PreTokenizer; 5] = [
         names: &["qwen2", "deepseek-r1-qwen"],
         split: Split::Pattern(
             r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ),
+        ignore_merges: false,
+        adds_bos: false,
+    },
+    PreTokenizer {
+        names: &["qwen35"],
+        split: Split::Pattern(
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
         ),
         ignore_merges: false,
         adds_bos: false,
