@@ -28,9 +28,9 @@ pub struct ModelArgs {
     /// none.
     #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
     tg: Vec<usize>,
-    /// A model: tokens in the cache before (default: 0). Above 0, a
-    /// multiple of the tokens of a prefill step: 512, or those of
-    /// --pp if fewer.
+    /// A model: tokens in the cache before (default: 0). For --pp, a
+    /// multiple of the tokens of a prefill step: 512, or all of the
+    /// prompt if fewer.
     #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
     depth: Vec<usize>,
     /// A model: sessions that generate at once (default: 1); tokens
