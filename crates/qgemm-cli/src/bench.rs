@@ -382,7 +382,7 @@ impl Args {
     fn check(&self) -> anyhow::Result<()> {
         let op = self.op();
         choice::check_x_format(op, self.x_format)?;
-        for (option, _) in self.language_model.given().into_iter().filter(|(_, is_given)| *is_given) {
+        if let Some((option, _)) = self.language_model.given().into_iter().find(|(_, is_given)| *is_given) {
             bail!("{option} is an option of a whole model: expected a model, and no `--op`");
         }
         for (option, _) in self.given().into_iter().filter(|(_, is_given)| *is_given) {
@@ -409,8 +409,8 @@ impl Args {
             ("--save", self.save.is_some()),
             ("--profile", self.profile.is_some()),
         ];
-        let given = self.given().into_iter().chain(more).filter(|(option, _)| !TAKEN.contains(option));
-        for (option, _) in given.filter(|(_, is_given)| *is_given) {
+        let mut given = self.given().into_iter().chain(more).filter(|(option, _)| !TAKEN.contains(option));
+        if let Some((option, _)) = given.find(|(_, is_given)| *is_given) {
             bail!("a whole model does not take {option}: state `--op gemm` for its products");
         }
         Ok(())
