@@ -1,5 +1,7 @@
-//! `qgemm run` on the CPU. Tests with a real model take SmolLM2 from `QGEMM_TEST_LANGUAGE_MODEL`, which
-//! `cargo xtask test` sets; without it, they are skipped.
+//! `qgemm run` and `qgemm bench MODEL` on the CPU.
+//! Tests with a real model take SmolLM2 from
+//! `QGEMM_TEST_LANGUAGE_MODEL`, which `cargo xtask test`
+//! sets; without it, they are skipped.
 
 mod support;
 
@@ -63,8 +65,8 @@ fn a_model_is_benchmarked() {
         let is_decode = row["test"].as_str().is_some_and(|test| test.starts_with("tg"));
         assert_eq!(row["bandwidth_share"].as_f64().is_some_and(|share| share > 0.0), is_decode, "{row}");
     }
-    // An f16 cache of 30 layers with 3 heads of 64 features. A step
-    // of four tokens has 2.5 keys on average, behind 16 others 18.5.
+    // 30 layers, 3 heads of 64 features in f16. Keys of four
+    // steps are 2.5 on average, behind 16 tokens 18.5.
     let (token, bytes) = (30.0 * 3.0 * 64.0 * 2.0 * 2.0, |row: usize| rows[row]["step_bytes"].as_f64().expect("bytes"));
     assert_eq!(bytes(3) - bytes(2), 2.0 * 2.5 * token);
     assert_eq!(bytes(4) - bytes(2), 16.0 * token);

@@ -154,7 +154,7 @@ struct ModelRow {
     /// Bytes that a decode step reads at least: weights, keys and
     /// values. Absent for prefill.
     step_bytes: Option<f64>,
-    /// Those bytes over the time of a step.
+    /// Bytes of a step over its time.
     bytes_per_second: Option<f64>,
     /// Share of the device's read bandwidth.
     bandwidth_share: Option<f64>,
