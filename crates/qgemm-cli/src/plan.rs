@@ -55,8 +55,9 @@ pub struct Args {
     /// optimizer with two moments.
     #[arg(long)]
     train: bool,
-    /// File for the plan (schema qgemm.exec.v1, docs/guide/plans.md).
-    #[arg(short, long, value_name = "FILE", required_unless_present = "check")]
+    /// Write the plan to this file (schema qgemm.exec.v1,
+    /// docs/guide/plans.md).
+    #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Read this plan instead of making one, and check that it fits
     /// the device and the model.
