@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 
 use qgemm_api::{
-    Activation, Buffer, Context, DType, FormatError, FusedWeight, HostWeight, Linear, Model, NormFunction, Problem,
-    XPrecision, quantize,
+    Activation, Buffer, Context, DType, FormatError, FusedWeight, GatherRows, HostWeight, Linear, Model, NormFunction,
+    Problem, Weight, XPrecision, quantize,
 };
 
 use crate::architecture::{Architecture, TensorNames};
@@ -35,8 +35,8 @@ pub struct Decoder {
     pub numbers: Hyperparameters,
     /// Its arithmetic.
     pub precision: Precision,
-    /// The embedding, on the host.
-    pub embedding: HostWeight,
+    /// Token embedding. A model with tied weights has the head's memory here.
+    pub embedding: Weight,
     /// Rotary embedding.
     pub rotary: RotaryEmbedding,
     /// Its layers.
@@ -101,12 +101,14 @@ impl Decoder {
     ) -> Result<Self, Error> {
         let mut loader = Loader { ctx, model, architecture, names, numbers, precision, used: HashSet::new() };
         let vocabulary = loader.model.info(names.embedding)?.shape.first().copied().unwrap_or(0);
-        let embedding = loader.matrix(names.embedding, vocabulary, numbers.hidden)?;
+        let embedding = ctx.load(&loader.matrix(names.embedding, vocabulary, numbers.hidden)?)?;
+        // Only what depends on the weight can fail: a table that no kernel reads is refused at once.
+        ctx.plan_gather_rows(&GatherRows::new(&embedding, 1))?;
         let layers = (0..numbers.layers).map(|i| loader.layer(i)).collect::<Result<_, Error>>()?;
         let output_norm = loader.gamma(names.output_norm, numbers.hidden)?;
         // Without a head, the embedding is the head, too.
         let head = match loader.has(names.head) {
-            true => loader.matrix(names.head, vocabulary, numbers.hidden)?,
+            true => ctx.load(&loader.matrix(names.head, vocabulary, numbers.hidden)?)?,
             false => embedding.clone(),
         };
         let head = Projection { linear: loader.linear(&head, |p| p.d_dtype(DType::F32), true)?, bias: None };
@@ -122,11 +124,6 @@ impl Decoder {
     /// Tokens of the vocabulary.
     pub fn vocabulary(&self) -> usize {
         self.embedding.n()
-    }
-
-    /// Embedding rows of tokens, f32 `[tokens, hidden]`. The ids are below [`Decoder::vocabulary`].
-    pub fn embed(&self, ids: &[u32]) -> Vec<f32> {
-        ids.iter().flat_map(|&id| self.embedding.dequantize_row(id as usize)).collect()
     }
 }
 
@@ -173,7 +170,7 @@ impl Loader<'_> {
         let weight = self.matrix(name, hidden, k)?;
         let bias = self.bias(name, hidden)?;
         let linear = self.linear(
-            &weight,
+            &self.ctx.load(&weight)?,
             |p| with_bias(p.x_dtype(self.precision.activations).d_dtype(DType::F32).residual_in_d(), bias.is_some()),
             false,
         )?;
@@ -206,7 +203,8 @@ impl Loader<'_> {
             }
             Err(qgemm_api::Error::Format(FormatError::PartMismatch { .. } | FormatError::PartEndsInScale { .. })) => {
                 let part = |(weight, bias): &(HostWeight, Option<Vec<f32>>)| {
-                    let linear = self.linear(weight, |p| with_bias(p, bias.is_some()), true)?;
+                    let weight = self.ctx.load(weight)?;
+                    let linear = self.linear(&weight, |p| with_bias(p, bias.is_some()), true)?;
                     self.projection(linear, bias.clone())
                 };
                 Ok(Qkv::Separate(Box::new([part(q)?, part(k)?, part(v)?])))
@@ -247,14 +245,13 @@ impl Loader<'_> {
     /// A product of the residual stream, normalized, if `normed`; else as `describe` says.
     fn linear(
         &self,
-        weight: &HostWeight,
+        weight: &Weight,
         describe: impl FnOnce(Problem) -> Problem,
         normed: bool,
     ) -> Result<Linear, Error> {
         let Precision { activations, x_precision, batch_invariant } = self.precision;
-        let weight = self.ctx.load(weight)?;
         let before = self.normed(activations);
-        Ok(self.ctx.layer(&weight, |p| {
+        Ok(self.ctx.layer(weight, |p| {
             let problem = if normed { before(p) } else { p.x_precision(x_precision).batch_invariant(batch_invariant) };
             describe(problem)
         })?)

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use qgemm_api::{
     Attention, AttentionPlan, Buffer, BufferMut, BufferRef, Context, Conversion, ConversionArgs, DType, FusedArgs,
-    FusedPlan, FusedProblem, KvAppend, KvAppendPlan, Norm, NormArgs, NormFunction, NormPlan, Queries, Stream,
+    FusedPlan, FusedProblem, GatherRows, GatherRowsArgs, GatherRowsPlan, KvAppend, KvAppendPlan, Norm, NormArgs, NormFunction, NormPlan, Queries, Stream,
     Workspace,
 };
 
@@ -18,6 +18,8 @@ use crate::kv_cache::{CacheSize, KvCache};
 const KEPT_SHAPES: usize = 64;
 /// Bounds of keys are powers of two from here on, so that a growing session meets few plans.
 const LEAST_KEYS: usize = 256;
+/// Bytes of the status of an embedding look-up.
+const EMBEDDING_STATUS: usize = 16;
 
 /// New tokens of one session.
 pub struct Sequence<'a> {
@@ -42,8 +44,9 @@ pub struct Forward {
     plans: HashMap<Shape, Plans>,
 }
 
-/// Device inputs of a step besides tokens.
+/// Device inputs of a step.
 struct Inputs {
+    ids: Buffer,
     q_offsets: Buffer,
     kv_lengths: Buffer,
     block_table: Buffer,
@@ -61,6 +64,8 @@ struct Activations {
     /// Rows of the residual stream whose logits are needed.
     last: Buffer,
     logits: Buffer,
+    /// Status of the embedding look-up. Nobody reads it: ids are checked before they come here.
+    embedding_status: Buffer,
 }
 
 /// Key of a step's plans.
@@ -76,6 +81,7 @@ struct Shape {
 
 /// Plans of a shape.
 struct Plans {
+    embedding: GatherRowsPlan,
     append: KvAppendPlan,
     attention: AttentionPlan,
     /// Norms of the heads of queries and keys.
@@ -109,8 +115,10 @@ impl Forward {
             gated: rows(dtype, tokens, intermediate)?,
             last: rows(DType::F32, sequences, hidden)?,
             logits: rows(DType::F32, sequences, decoder.vocabulary())?,
+            embedding_status: ctx.allocate(EMBEDDING_STATUS)?,
         };
         let inputs = Inputs {
+            ids: ctx.upload(&vec![0u32; tokens])?,
             q_offsets: ctx.upload(&vec![0u32; sequences + 1])?,
             kv_lengths: ctx.upload(&vec![0u32; sequences])?,
             block_table: ctx.upload(&vec![0u32; sequences * size.width])?,
@@ -136,13 +144,14 @@ impl Forward {
         let wanted = wanted_rows(sequences);
         self.grow_workspace(shape, wanted.len())?;
         let stream = self.ctx.default_stream();
+        self.embed(&stream, shape)?;
         for layer in 0..self.decoder.layers.len() {
             self.layer(&stream, shape, layer)?;
         }
         self.logits(&stream, &wanted)
     }
 
-    /// Uploads embeddings, offsets, lengths and the block table.
+    /// Uploads ids, offsets, lengths and the block table.
     fn upload(&mut self, sequences: &[Sequence<'_>]) -> Result<Shape, Error> {
         let width = self.cache.size().width;
         let (mut ids, mut offsets, mut lengths) = (Vec::new(), vec![0u32], Vec::new());
@@ -153,8 +162,8 @@ impl Forward {
             lengths.push(sequence.length as u32);
             row[..sequence.pages.len()].copy_from_slice(sequence.pages);
         }
-        let Inputs { q_offsets, kv_lengths, block_table } = &mut self.inputs;
-        self.ctx.upload_into(&self.decoder.embed(&ids), &mut self.activations.x)?;
+        let Inputs { ids: device_ids, q_offsets, kv_lengths, block_table } = &mut self.inputs;
+        self.ctx.upload_into(&ids, device_ids)?;
         self.ctx.upload_into(&offsets, q_offsets)?;
         self.ctx.upload_into(&lengths, kv_lengths)?;
         self.ctx.upload_into(&table, block_table)?;
@@ -191,6 +200,7 @@ impl Forward {
         let attention = ctx.plan_attention(&self.cache.describe_attention(attention))?;
         let fused = qkv.iter().flatten().map(FusedPlan::workspace_bytes).max().unwrap_or(0);
         Ok(Plans {
+            embedding: ctx.plan_gather_rows(&GatherRows::new(&decoder.embedding, tokens))?,
             append: ctx.plan_kv_append(&self.cache.describe_append(append))?,
             head_norms: if has_head_norms { Some([head_norm(heads)?, head_norm(kv_heads)?]) } else { None },
             workspace_bytes: fused.max(attention.workspace_bytes()),
@@ -235,13 +245,20 @@ impl Forward {
         Ok(())
     }
 
+    /// Embedding rows of the ids: the residual stream before the first layer.
+    fn embed(&mut self, stream: &Stream, shape: Shape) -> Result<(), Error> {
+        let Activations { x, embedding_status, .. } = &mut self.activations;
+        let args = GatherRowsArgs::new(&self.decoder.embedding, &self.inputs.ids, x, embedding_status);
+        Ok(self.plans[&shape].embedding.run(stream, args)?)
+    }
+
     /// One layer: the residual stream in `x` becomes that of the next.
     fn layer(&mut self, stream: &Stream, shape: Shape, index: usize) -> Result<(), Error> {
         let decoder = self.decoder.clone();
         let layer = &decoder.layers[index];
         self.qkv(stream, shape, index)?;
         let plans = &self.plans[&shape];
-        let Inputs { q_offsets, kv_lengths, block_table } = &self.inputs;
+        let Inputs { q_offsets, kv_lengths, block_table, .. } = &self.inputs;
         let Activations { x, q, k, v, attended, gated, .. } = &mut self.activations;
         if let (Some([q_norm, k_norm]), Some([q_gamma, k_gamma])) = (&plans.head_norms, &layer.head_norms) {
             q_norm.run(stream, NormArgs::in_place(&mut *q).gamma(q_gamma))?;
