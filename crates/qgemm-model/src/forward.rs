@@ -1,18 +1,21 @@
 //! One step of a decoder: new tokens of several sessions through all layers.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use qgemm_api::{
     Attention, AttentionPlan, Buffer, BufferMut, BufferRef, Context, Conversion, ConversionArgs, DType, FusedArgs,
-    FusedPlan, FusedProblem, GatherRows, GatherRowsArgs, GatherRowsPlan, KvAppend, KvAppendPlan, Norm, NormArgs, NormFunction, NormPlan, Queries, Stream,
-    Workspace,
+    FusedPlan, FusedProblem, GatherRows, GatherRowsArgs, GatherRowsPlan, KvAppend, KvAppendPlan, Norm, NormArgs,
+    NormFunction, NormPlan, Queries, Stream, Workspace,
 };
 
-use crate::decoder::{Decoder, Layer, Projection, Qkv, normed_problem};
+use crate::decoder::{Decoder, Layer, Projection, Qkv};
 use crate::error::Error;
+use crate::feed_forward::{ExpertMemory, FeedForwardArgs};
 use crate::hyperparameters::Hyperparameters;
 use crate::kv_cache::{CacheSize, KvCache};
+use crate::loader::normed_problem;
 
 /// Most shapes whose plans are kept.
 const KEPT_SHAPES: usize = 64;
@@ -40,6 +43,7 @@ pub struct Forward {
     cache: KvCache,
     inputs: Inputs,
     activations: Activations,
+    experts: Option<ExpertMemory>,
     workspace: Workspace,
     plans: HashMap<Shape, Plans>,
 }
@@ -83,7 +87,10 @@ struct Shape {
 struct Plans {
     embedding: GatherRowsPlan,
     append: KvAppendPlan,
-    attention: AttentionPlan,
+    /// Attention by window.
+    attention: HashMap<Option<usize>, AttentionPlan>,
+    /// Norm before experts.
+    ffn_norm: Option<NormPlan>,
     /// Norms of the heads of queries and keys.
     head_norms: Option<[NormPlan; 2]>,
     /// Fused QKV by layer; none where the projections are separate.
@@ -124,8 +131,10 @@ impl Forward {
             block_table: ctx.upload(&vec![0u32; sequences * size.width])?,
         };
         let cache = KvCache::new(ctx, &decoder.numbers, size)?;
+        let parts = decoder.layers.iter().map(|layer| &layer.feed_forward);
+        let experts = ExpertMemory::new(ctx, parts, (&decoder.numbers, dtype), tokens)?;
         let (workspace, plans) = (ctx.workspace(0)?, HashMap::new());
-        Ok(Self { ctx: ctx.clone(), decoder, cache, inputs, activations, workspace, plans })
+        Ok(Self { ctx: ctx.clone(), decoder, cache, inputs, activations, experts, workspace, plans })
     }
 
     /// Runs a step. Returns the logits of each sequence that needs them, in order.
@@ -176,7 +185,7 @@ impl Forward {
     fn plan(&self, shape: Shape) -> Result<Plans, Error> {
         let Shape { tokens, sequences, longest, keys } = shape;
         let (ctx, decoder) = (&self.ctx, &self.decoder);
-        let Hyperparameters { heads, kv_heads, head_dim, eps, window, .. } = decoder.numbers;
+        let Hyperparameters { hidden, heads, kv_heads, head_dim, eps, .. } = decoder.numbers;
         let dtype = decoder.precision.activations;
         let queries = match longest == 1 {
             true => Queries::each(sequences, 1),
@@ -184,12 +193,21 @@ impl Forward {
         };
         let keys = self.cache.keys(keys);
         let append = KvAppend::new(dtype, heads, kv_heads, head_dim, queries, keys).rotary(decoder.rotary.rotary);
-        let mut attention = Attention::new(dtype, heads, kv_heads, head_dim, queries, keys).causal();
-        if let Some(window) = window {
-            attention = attention.window(window);
-        }
-        if decoder.precision.batch_invariant {
-            attention = attention.batch_invariant();
+        let attend = |window: Option<usize>| {
+            let mut attention = Attention::new(dtype, heads, kv_heads, head_dim, queries, keys).causal();
+            if let Some(window) = window {
+                attention = attention.window(window);
+            }
+            if decoder.precision.batch_invariant {
+                attention = attention.batch_invariant();
+            }
+            ctx.plan_attention(&self.cache.describe_attention(attention))
+        };
+        let mut attention = HashMap::new();
+        for layer in &decoder.layers {
+            if let Entry::Vacant(entry) = attention.entry(layer.window) {
+                entry.insert(attend(layer.window)?);
+            }
         }
         let head_norm = |heads: usize| {
             let function = NormFunction::rms(eps).gamma(DType::F32);
@@ -197,13 +215,15 @@ impl Forward {
         };
         let has_head_norms = decoder.layers.iter().any(|layer| layer.head_norms.is_some());
         let qkv = decoder.layers.iter().map(|layer| self.plan_qkv(layer, tokens)).collect::<Result<Vec<_>, _>>()?;
-        let attention = ctx.plan_attention(&self.cache.describe_attention(attention))?;
+        let function = NormFunction::rms(eps).gamma(DType::F32);
+        let ffn_norm = Norm::new(tokens, hidden, DType::F32, function).d_dtype(dtype);
         let fused = qkv.iter().flatten().map(FusedPlan::workspace_bytes).max().unwrap_or(0);
         Ok(Plans {
             embedding: ctx.plan_gather_rows(&GatherRows::new(&decoder.embedding, tokens))?,
             append: ctx.plan_kv_append(&self.cache.describe_append(append))?,
             head_norms: if has_head_norms { Some([head_norm(heads)?, head_norm(kv_heads)?]) } else { None },
-            workspace_bytes: fused.max(attention.workspace_bytes()),
+            ffn_norm: self.experts.is_some().then(|| ctx.plan_norm(&ffn_norm)).transpose()?,
+            workspace_bytes: attention.values().map(|plan| plan.workspace_bytes()).fold(fused, usize::max),
             attention,
             qkv,
         })
@@ -234,9 +254,8 @@ impl Forward {
             if let Qkv::Separate(parts) = &layer.qkv {
                 parts.iter().try_for_each(|part| needs(part, shape.tokens))?;
             }
-            [&layer.attention_output, &layer.gate_up, &layer.down]
-                .into_iter()
-                .try_for_each(|p| needs(p, shape.tokens))?;
+            needs(&layer.attention_output, shape.tokens)?;
+            layer.feed_forward.products().into_iter().try_for_each(|p| needs(p, shape.tokens))?;
         }
         needs(&self.decoder.head, wanted)?;
         if bytes > self.workspace.len() {
@@ -274,11 +293,18 @@ impl Forward {
         let mut args = self.cache.attention_args(index, q, attended);
         (args.q_offsets, args.kv_lengths) = (q_offsets, Some(kv_lengths.view()));
         (args.block_table, args.workspace) = (Some(block_table.view()), Some(&mut self.workspace));
-        plans.attention.run(stream, args)?;
+        plans.attention[&layer.window].run(stream, args)?;
         let m = shape.tokens;
-        project(stream, m, &layer.attention_output, &*attended, x, None, &mut self.workspace)?;
-        project(stream, m, &layer.gate_up, &*x, gated, Some(&layer.ffn_norm), &mut self.workspace)?;
-        project(stream, m, &layer.down, &*gated, x, None, &mut self.workspace)
+        layer.attention_output.run(stream, m, &*attended, &mut *x, None, &mut self.workspace)?;
+        let args = FeedForwardArgs {
+            x,
+            gamma: &layer.ffn_norm,
+            norm: plans.ffn_norm.as_ref(),
+            gated,
+            experts: self.experts.as_mut(),
+            workspace: &mut self.workspace,
+        };
+        layer.feed_forward.run(stream, m, args)
     }
 
     /// Query, key and value of a layer.
@@ -295,7 +321,7 @@ impl Forward {
             }
             (Qkv::Separate(parts), _) => {
                 for (part, d) in parts.iter().zip([q, k, v]) {
-                    project(stream, shape.tokens, part, &*x, d, Some(gamma), &mut self.workspace)?;
+                    part.run(stream, shape.tokens, &*x, d, Some(gamma), &mut self.workspace)?;
                 }
                 Ok(())
             }
@@ -321,7 +347,7 @@ impl Forward {
             last.view()
         };
         let gamma = Some(&self.decoder.output_norm);
-        project(stream, count, &self.decoder.head, rows, logits, gamma, &mut self.workspace)?;
+        self.decoder.head.run(stream, count, rows, &mut *logits, gamma, &mut self.workspace)?;
         let vocabulary = self.decoder.vocabulary();
         let values: Vec<f32> = self.ctx.download(logits.slice(0..count * vocabulary * DType::F32.bytes())?)?;
         Ok(values.chunks_exact(vocabulary).map(<[f32]>::to_vec).collect())
@@ -336,20 +362,4 @@ fn wanted_rows(sequences: &[Sequence<'_>]) -> Vec<usize> {
         sequence.needs_logits.then(|| end - 1)
     };
     sequences.iter().filter_map(last).collect()
-}
-
-/// A product of `m` rows.
-fn project<'a>(
-    stream: &Stream,
-    m: usize,
-    projection: &'a Projection,
-    x: impl Into<BufferRef<'a>>,
-    d: &'a mut Buffer,
-    gamma: Option<&'a Buffer>,
-    workspace: &'a mut Workspace,
-) -> Result<(), Error> {
-    let Projection { linear, bias } = projection;
-    let mut args = linear.args(x.into(), d).workspace(workspace);
-    (args.bias, args.gamma) = (bias.as_ref().map(Buffer::view), gamma.map(Buffer::view));
-    Ok(linear.run(stream, m, args)?)
 }
