@@ -3,13 +3,15 @@
 use std::collections::HashSet;
 
 use qgemm_api::{
-    Activation, Buffer, Context, DType, FormatError, FusedWeight, HostWeight, Linear, Model, NormFunction, Problem,
-    XPrecision, quantize,
+    Buffer, BufferRef, Context, DType, FormatError, FusedWeight, GatherRows, HostWeight, Linear, Model, Stream, Weight,
+    Workspace, XPrecision,
 };
 
 use crate::architecture::{Architecture, TensorNames};
 use crate::error::Error;
+use crate::feed_forward::FeedForward;
 use crate::hyperparameters::Hyperparameters;
+use crate::loader::Loader;
 use crate::rotary::{RotaryEmbedding, RotarySettings};
 
 /// Arithmetic of a model.
@@ -35,8 +37,8 @@ pub struct Decoder {
     pub numbers: Hyperparameters,
     /// Its arithmetic.
     pub precision: Precision,
-    /// The embedding, on the host.
-    pub embedding: HostWeight,
+    /// Token embedding. A model with tied weights has the head's memory here.
+    pub embedding: Weight,
     /// Rotary embedding.
     pub rotary: RotaryEmbedding,
     /// Its layers.
@@ -55,14 +57,14 @@ pub struct Layer {
     pub qkv: Qkv,
     /// Gammas of the heads of queries and keys.
     pub head_norms: Option<[Buffer; 2]>,
+    /// Keys that a query attends to at most.
+    pub window: Option<usize>,
     /// Output projection; adds to the residual stream.
     pub attention_output: Projection,
     /// Gamma of the norm before the feed-forward part.
     pub ffn_norm: Buffer,
-    /// Gate and up as one gated pair.
-    pub gate_up: Projection,
-    /// Down projection; adds to the residual stream.
-    pub down: Projection,
+    /// The feed-forward part.
+    pub feed_forward: FeedForward,
 }
 
 /// A product with its bias.
@@ -86,6 +88,26 @@ pub enum Qkv {
     Separate(Box<[Projection; 3]>),
 }
 
+impl Projection {
+    /// The product of `m` rows of X. `gamma` is that of its norm, if it has one.
+    ///
+    /// # Errors
+    /// A device error.
+    pub fn run<'a>(
+        &'a self,
+        stream: &Stream,
+        m: usize,
+        x: impl Into<BufferRef<'a>>,
+        d: &'a mut Buffer,
+        gamma: Option<&'a Buffer>,
+        workspace: &'a mut Workspace,
+    ) -> Result<(), Error> {
+        let mut args = self.linear.args(x.into(), d).workspace(workspace);
+        (args.bias, args.gamma) = (self.bias.as_ref().map(Buffer::view), gamma.map(Buffer::view));
+        Ok(self.linear.run(stream, m, args)?)
+    }
+}
+
 impl Decoder {
     /// Loads the weights of `model`.
     ///
@@ -99,17 +121,20 @@ impl Decoder {
         (rotary, positions): (RotarySettings, usize),
         precision: Precision,
     ) -> Result<Self, Error> {
-        let mut loader = Loader { ctx, model, architecture, names, numbers, precision, used: HashSet::new() };
+        let used = HashSet::new();
+        let mut loader = Loader { ctx, model, architecture, names, numbers: &numbers, precision, used };
         let vocabulary = loader.model.info(names.embedding)?.shape.first().copied().unwrap_or(0);
-        let embedding = loader.matrix(names.embedding, vocabulary, numbers.hidden)?;
+        let embedding = ctx.load(&loader.matrix(names.embedding, vocabulary, numbers.hidden)?)?;
+        // Only what depends on the weight can fail: a table that no kernel reads is refused at once.
+        ctx.plan_gather_rows(&GatherRows::new(&embedding, 1))?;
         let layers = (0..numbers.layers).map(|i| loader.layer(i)).collect::<Result<_, Error>>()?;
         let output_norm = loader.gamma(names.output_norm, numbers.hidden)?;
         // Without a head, the embedding is the head, too.
         let head = match loader.has(names.head) {
-            true => loader.matrix(names.head, vocabulary, numbers.hidden)?,
+            true => ctx.load(&loader.matrix(names.head, vocabulary, numbers.hidden)?)?,
             false => embedding.clone(),
         };
-        let head = Projection { linear: loader.linear(&head, |p| p.d_dtype(DType::F32), true)?, bias: None };
+        let head = loader.normed(&head, DType::F32, None)?;
         let factors = match loader.has(names.rotary_factors) {
             true => Some(loader.vector(names.rotary_factors, rotary.pairs())?),
             false => None,
@@ -123,32 +148,14 @@ impl Decoder {
     pub fn vocabulary(&self) -> usize {
         self.embedding.n()
     }
-
-    /// Embedding rows of tokens, f32 `[tokens, hidden]`. The ids are below [`Decoder::vocabulary`].
-    pub fn embed(&self, ids: &[u32]) -> Vec<f32> {
-        ids.iter().flat_map(|&id| self.embedding.dequantize_row(id as usize)).collect()
-    }
-}
-
-/// Tensors of checkpoints that no product needs: constants, and scales of quantized caches.
-const IGNORED: &[&str] = &[".rotary_emb.inv_freq", ".k_scale", ".v_scale", ".kv_scale", ".masked_bias"];
-
-/// Reads tensors, and remembers which.
-struct Loader<'a> {
-    ctx: &'a Context,
-    model: &'a Model,
-    architecture: &'static Architecture,
-    names: &'static TensorNames,
-    numbers: Hyperparameters,
-    precision: Precision,
-    used: HashSet<String>,
 }
 
 impl Loader<'_> {
     fn layer(&mut self, index: usize) -> Result<Layer, Error> {
-        let (names, numbers) = (self.names, self.numbers);
-        let name = |part: &str| format!("{}{index}.{part}", names.layer);
-        let Hyperparameters { hidden, intermediate, heads, head_dim, .. } = numbers;
+        let names = self.names;
+        let prefix = format!("{}{index}.", names.layer);
+        let name = |part: &str| format!("{prefix}{part}");
+        let &Hyperparameters { hidden, heads, head_dim, .. } = self.numbers;
         let head_norms = match self.architecture.head_norms {
             true => {
                 let [q, k] = names.head_norms.map(|part| self.gamma(&name(part), head_dim));
@@ -160,29 +167,16 @@ impl Loader<'_> {
             attention_norm: self.gamma(&name(names.attention_norm), hidden)?,
             qkv: self.qkv(names.qkv.map(name))?,
             head_norms,
+            window: self.numbers.window_of(index),
             attention_output: self.residual(&name(names.attention_output), heads * head_dim)?,
             ffn_norm: self.gamma(&name(names.ffn_norm), hidden)?,
-            gate_up: self.gate_up(&name(names.gate), &name(names.up))?,
-            down: self.residual(&name(names.down), intermediate)?,
+            feed_forward: self.feed_forward(&prefix)?,
         })
-    }
-
-    /// A product that adds to the residual stream.
-    fn residual(&mut self, name: &str, k: usize) -> Result<Projection, Error> {
-        let hidden = self.numbers.hidden;
-        let weight = self.matrix(name, hidden, k)?;
-        let bias = self.bias(name, hidden)?;
-        let linear = self.linear(
-            &weight,
-            |p| with_bias(p.x_dtype(self.precision.activations).d_dtype(DType::F32).residual_in_d(), bias.is_some()),
-            false,
-        )?;
-        self.projection(linear, bias)
     }
 
     /// Query, key and value: one weight if their formats permit.
     fn qkv(&mut self, names: [String; 3]) -> Result<Qkv, Error> {
-        let Hyperparameters { hidden, heads, kv_heads, head_dim, .. } = self.numbers;
+        let &Hyperparameters { hidden, heads, kv_heads, head_dim, .. } = self.numbers;
         let features = [heads, kv_heads, kv_heads].map(|heads| heads * head_dim);
         let mut parts = Vec::new();
         for (name, n) in names.iter().zip(features) {
@@ -206,129 +200,12 @@ impl Loader<'_> {
             }
             Err(qgemm_api::Error::Format(FormatError::PartMismatch { .. } | FormatError::PartEndsInScale { .. })) => {
                 let part = |(weight, bias): &(HostWeight, Option<Vec<f32>>)| {
-                    let linear = self.linear(weight, |p| with_bias(p, bias.is_some()), true)?;
-                    self.projection(linear, bias.clone())
+                    let weight = self.ctx.load(weight)?;
+                    self.normed(&weight, self.precision.activations, bias.clone())
                 };
                 Ok(Qkv::Separate(Box::new([part(q)?, part(k)?, part(v)?])))
             }
             Err(error) => Err(error.into()),
         }
     }
-
-    /// Gate and up as a gated pair. If their formats differ, both become f16.
-    fn gate_up(&mut self, gate: &str, up: &str) -> Result<Projection, Error> {
-        let Hyperparameters { hidden, intermediate, .. } = self.numbers;
-        let weights = [self.matrix(gate, intermediate, hidden)?, self.matrix(up, intermediate, hidden)?];
-        let biases = [self.bias(gate, intermediate)?, self.bias(up, intermediate)?];
-        let weight = match self.ctx.load_gated(&weights[0], &weights[1]) {
-            Err(qgemm_api::Error::Format(FormatError::PairMismatch { what, .. })) => {
-                tracing::warn!(gate, up, what, "gate and up differ: both are loaded in f16");
-                let plain = |weight: &HostWeight| {
-                    let format = DType::F16.name().parse()?;
-                    Ok::<_, Error>(quantize(&weight.dequantize()?, intermediate, hidden, format)?.0)
-                };
-                self.ctx.load_gated(&plain(&weights[0])?, &plain(&weights[1])?)?
-            }
-            loaded => loaded?,
-        };
-        let has_bias = biases.iter().any(Option::is_some);
-        let bias = biases.into_iter().flat_map(|bias| bias.unwrap_or_else(|| vec![0.0; intermediate]));
-        let bias: Option<Vec<f32>> = has_bias.then(|| bias.collect());
-        let describe = self.normed(self.precision.activations);
-        let linear = self.ctx.layer(&weight, |p| with_bias(describe(p), has_bias).activation(Activation::Silu))?;
-        self.projection(linear, bias)
-    }
-
-    fn projection(&self, linear: Linear, bias: Option<Vec<f32>>) -> Result<Projection, Error> {
-        let bias = bias.map(|bias| self.ctx.upload(&bias)).transpose()?;
-        Ok(Projection { linear, bias })
-    }
-
-    /// A product of the residual stream, normalized, if `normed`; else as `describe` says.
-    fn linear(
-        &self,
-        weight: &HostWeight,
-        describe: impl FnOnce(Problem) -> Problem,
-        normed: bool,
-    ) -> Result<Linear, Error> {
-        let Precision { activations, x_precision, batch_invariant } = self.precision;
-        let weight = self.ctx.load(weight)?;
-        let before = self.normed(activations);
-        Ok(self.ctx.layer(&weight, |p| {
-            let problem = if normed { before(p) } else { p.x_precision(x_precision).batch_invariant(batch_invariant) };
-            describe(problem)
-        })?)
-    }
-
-    /// States that a product's X is the residual stream, normalized.
-    fn normed(&self, d: DType) -> impl Fn(Problem) -> Problem + use<> {
-        let (precision, eps) = (self.precision, self.numbers.eps);
-        move |p| normed_problem(p, precision, eps).d_dtype(d)
-    }
-
-    fn has(&self, name: &str) -> bool {
-        !name.is_empty() && self.model.info(name).is_ok()
-    }
-
-    /// A weight of N output and K input features.
-    fn matrix(&mut self, name: &str, n: usize, k: usize) -> Result<HostWeight, Error> {
-        self.check_shape(name, &[n, k])?;
-        Ok(self.model.weight(name)?)
-    }
-
-    /// The gamma of an RMSNorm, on the device.
-    fn gamma(&mut self, name: &str, len: usize) -> Result<Buffer, Error> {
-        let gamma = self.vector(name, len)?;
-        Ok(self.ctx.upload(&gamma)?)
-    }
-
-    fn bias(&mut self, name: &str, len: usize) -> Result<Option<Vec<f32>>, Error> {
-        let name = format!("{name}.bias");
-        if self.has(&name) { Ok(Some(self.vector(&name, len)?)) } else { Ok(None) }
-    }
-
-    fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>, Error> {
-        self.check_shape(name, &[len])?;
-        Ok(self.model.dense(name)?.to_f32())
-    }
-
-    fn check_shape(&mut self, name: &str, expected: &[usize]) -> Result<(), Error> {
-        let info = self.model.info(name)?;
-        self.used.insert(info.name.clone());
-        match info.shape == expected {
-            true => Ok(()),
-            false => Err(Error::WrongShape {
-                tensor: info.name.clone(),
-                expected: expected.to_vec(),
-                got: info.shape.clone(),
-            }),
-        }
-    }
-
-    /// Checks that the architecture explains every tensor.
-    fn check_all_used(&self) -> Result<(), Error> {
-        let is_ignored =
-            |name: &str| IGNORED.iter().any(|ending| name.strip_suffix(".weight").unwrap_or(name).ends_with(ending));
-        let unexpected = |name: &&String| !self.used.contains(*name) && !is_ignored(name);
-        match self.model.tensors().iter().map(|tensor| &tensor.name).find(unexpected) {
-            Some(tensor) => {
-                Err(Error::UnexpectedTensor { tensor: tensor.clone(), architecture: self.architecture.name })
-            }
-            None => Ok(()),
-        }
-    }
-}
-
-/// The problem with X normalized: the residual stream in f32, rounded once to the type of activations.
-pub fn normed_problem(problem: Problem, precision: Precision, eps: f32) -> Problem {
-    problem
-        .x_dtype(DType::F32)
-        .norm(NormFunction::rms(eps).gamma(DType::F32))
-        .normed_dtype(precision.activations)
-        .x_precision(precision.x_precision)
-        .batch_invariant(precision.batch_invariant)
-}
-
-fn with_bias(problem: Problem, has_bias: bool) -> Problem {
-    if has_bias { problem.bias(DType::F32) } else { problem }
 }

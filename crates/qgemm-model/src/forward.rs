@@ -1,23 +1,28 @@
 //! One step of a decoder: new tokens of several sessions through all layers.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use qgemm_api::{
     Attention, AttentionPlan, Buffer, BufferMut, BufferRef, Context, Conversion, ConversionArgs, DType, FusedArgs,
-    FusedPlan, FusedProblem, KvAppend, KvAppendPlan, Norm, NormArgs, NormFunction, NormPlan, Queries, Stream,
-    Workspace,
+    FusedPlan, FusedProblem, GatherRows, GatherRowsArgs, GatherRowsPlan, KvAppend, KvAppendPlan, Norm, NormArgs,
+    NormFunction, NormPlan, Queries, Stream, Workspace,
 };
 
-use crate::decoder::{Decoder, Layer, Projection, Qkv, normed_problem};
+use crate::decoder::{Decoder, Layer, Projection, Qkv};
 use crate::error::Error;
+use crate::feed_forward::{ExpertMemory, FeedForwardArgs};
 use crate::hyperparameters::Hyperparameters;
 use crate::kv_cache::{CacheSize, KvCache};
+use crate::loader::normed_problem;
 
 /// Most shapes whose plans are kept.
 const KEPT_SHAPES: usize = 64;
 /// Bounds of keys are powers of two from here on, so that a growing session meets few plans.
 const LEAST_KEYS: usize = 256;
+/// Bytes of the status of an embedding look-up.
+const EMBEDDING_STATUS: usize = 16;
 
 /// New tokens of one session.
 pub struct Sequence<'a> {
@@ -38,12 +43,14 @@ pub struct Forward {
     cache: KvCache,
     inputs: Inputs,
     activations: Activations,
+    experts: Option<ExpertMemory>,
     workspace: Workspace,
     plans: HashMap<Shape, Plans>,
 }
 
-/// Device inputs of a step besides tokens.
+/// Device inputs of a step.
 struct Inputs {
+    ids: Buffer,
     q_offsets: Buffer,
     kv_lengths: Buffer,
     block_table: Buffer,
@@ -61,6 +68,8 @@ struct Activations {
     /// Rows of the residual stream whose logits are needed.
     last: Buffer,
     logits: Buffer,
+    /// Status of the embedding look-up. Nobody reads it: ids are checked before they come here.
+    embedding_status: Buffer,
 }
 
 /// Key of a step's plans.
@@ -76,8 +85,12 @@ struct Shape {
 
 /// Plans of a shape.
 struct Plans {
+    embedding: GatherRowsPlan,
     append: KvAppendPlan,
-    attention: AttentionPlan,
+    /// Attention by window.
+    attention: HashMap<Option<usize>, AttentionPlan>,
+    /// Norm before experts.
+    ffn_norm: Option<NormPlan>,
     /// Norms of the heads of queries and keys.
     head_norms: Option<[NormPlan; 2]>,
     /// Fused QKV by layer; none where the projections are separate.
@@ -109,15 +122,19 @@ impl Forward {
             gated: rows(dtype, tokens, intermediate)?,
             last: rows(DType::F32, sequences, hidden)?,
             logits: rows(DType::F32, sequences, decoder.vocabulary())?,
+            embedding_status: ctx.allocate(EMBEDDING_STATUS)?,
         };
         let inputs = Inputs {
+            ids: ctx.upload(&vec![0u32; tokens])?,
             q_offsets: ctx.upload(&vec![0u32; sequences + 1])?,
             kv_lengths: ctx.upload(&vec![0u32; sequences])?,
             block_table: ctx.upload(&vec![0u32; sequences * size.width])?,
         };
         let cache = KvCache::new(ctx, &decoder.numbers, size)?;
+        let parts = decoder.layers.iter().map(|layer| &layer.feed_forward);
+        let experts = ExpertMemory::new(ctx, parts, (&decoder.numbers, dtype), tokens)?;
         let (workspace, plans) = (ctx.workspace(0)?, HashMap::new());
-        Ok(Self { ctx: ctx.clone(), decoder, cache, inputs, activations, workspace, plans })
+        Ok(Self { ctx: ctx.clone(), decoder, cache, inputs, activations, experts, workspace, plans })
     }
 
     /// Runs a step. Returns the logits of each sequence that needs them, in order.
@@ -136,13 +153,14 @@ impl Forward {
         let wanted = wanted_rows(sequences);
         self.grow_workspace(shape, wanted.len())?;
         let stream = self.ctx.default_stream();
+        self.embed(&stream, shape)?;
         for layer in 0..self.decoder.layers.len() {
             self.layer(&stream, shape, layer)?;
         }
         self.logits(&stream, &wanted)
     }
 
-    /// Uploads embeddings, offsets, lengths and the block table.
+    /// Uploads ids, offsets, lengths and the block table.
     fn upload(&mut self, sequences: &[Sequence<'_>]) -> Result<Shape, Error> {
         let width = self.cache.size().width;
         let (mut ids, mut offsets, mut lengths) = (Vec::new(), vec![0u32], Vec::new());
@@ -153,8 +171,8 @@ impl Forward {
             lengths.push(sequence.length as u32);
             row[..sequence.pages.len()].copy_from_slice(sequence.pages);
         }
-        let Inputs { q_offsets, kv_lengths, block_table } = &mut self.inputs;
-        self.ctx.upload_into(&self.decoder.embed(&ids), &mut self.activations.x)?;
+        let Inputs { ids: device_ids, q_offsets, kv_lengths, block_table } = &mut self.inputs;
+        self.ctx.upload_into(&ids, device_ids)?;
         self.ctx.upload_into(&offsets, q_offsets)?;
         self.ctx.upload_into(&lengths, kv_lengths)?;
         self.ctx.upload_into(&table, block_table)?;
@@ -167,7 +185,7 @@ impl Forward {
     fn plan(&self, shape: Shape) -> Result<Plans, Error> {
         let Shape { tokens, sequences, longest, keys } = shape;
         let (ctx, decoder) = (&self.ctx, &self.decoder);
-        let Hyperparameters { heads, kv_heads, head_dim, eps, window, .. } = decoder.numbers;
+        let Hyperparameters { hidden, heads, kv_heads, head_dim, eps, .. } = decoder.numbers;
         let dtype = decoder.precision.activations;
         let queries = match longest == 1 {
             true => Queries::each(sequences, 1),
@@ -175,12 +193,21 @@ impl Forward {
         };
         let keys = self.cache.keys(keys);
         let append = KvAppend::new(dtype, heads, kv_heads, head_dim, queries, keys).rotary(decoder.rotary.rotary);
-        let mut attention = Attention::new(dtype, heads, kv_heads, head_dim, queries, keys).causal();
-        if let Some(window) = window {
-            attention = attention.window(window);
-        }
-        if decoder.precision.batch_invariant {
-            attention = attention.batch_invariant();
+        let attend = |window: Option<usize>| {
+            let mut attention = Attention::new(dtype, heads, kv_heads, head_dim, queries, keys).causal();
+            if let Some(window) = window {
+                attention = attention.window(window);
+            }
+            if decoder.precision.batch_invariant {
+                attention = attention.batch_invariant();
+            }
+            ctx.plan_attention(&self.cache.describe_attention(attention))
+        };
+        let mut attention = HashMap::new();
+        for layer in &decoder.layers {
+            if let Entry::Vacant(entry) = attention.entry(layer.window) {
+                entry.insert(attend(layer.window)?);
+            }
         }
         let head_norm = |heads: usize| {
             let function = NormFunction::rms(eps).gamma(DType::F32);
@@ -188,12 +215,15 @@ impl Forward {
         };
         let has_head_norms = decoder.layers.iter().any(|layer| layer.head_norms.is_some());
         let qkv = decoder.layers.iter().map(|layer| self.plan_qkv(layer, tokens)).collect::<Result<Vec<_>, _>>()?;
-        let attention = ctx.plan_attention(&self.cache.describe_attention(attention))?;
+        let function = NormFunction::rms(eps).gamma(DType::F32);
+        let ffn_norm = Norm::new(tokens, hidden, DType::F32, function).d_dtype(dtype);
         let fused = qkv.iter().flatten().map(FusedPlan::workspace_bytes).max().unwrap_or(0);
         Ok(Plans {
+            embedding: ctx.plan_gather_rows(&GatherRows::new(&decoder.embedding, tokens))?,
             append: ctx.plan_kv_append(&self.cache.describe_append(append))?,
             head_norms: if has_head_norms { Some([head_norm(heads)?, head_norm(kv_heads)?]) } else { None },
-            workspace_bytes: fused.max(attention.workspace_bytes()),
+            ffn_norm: self.experts.is_some().then(|| ctx.plan_norm(&ffn_norm)).transpose()?,
+            workspace_bytes: attention.values().map(|plan| plan.workspace_bytes()).fold(fused, usize::max),
             attention,
             qkv,
         })
@@ -224,9 +254,8 @@ impl Forward {
             if let Qkv::Separate(parts) = &layer.qkv {
                 parts.iter().try_for_each(|part| needs(part, shape.tokens))?;
             }
-            [&layer.attention_output, &layer.gate_up, &layer.down]
-                .into_iter()
-                .try_for_each(|p| needs(p, shape.tokens))?;
+            needs(&layer.attention_output, shape.tokens)?;
+            layer.feed_forward.products().into_iter().try_for_each(|p| needs(p, shape.tokens))?;
         }
         needs(&self.decoder.head, wanted)?;
         if bytes > self.workspace.len() {
@@ -235,13 +264,20 @@ impl Forward {
         Ok(())
     }
 
+    /// Embedding rows of the ids: the residual stream before the first layer.
+    fn embed(&mut self, stream: &Stream, shape: Shape) -> Result<(), Error> {
+        let Activations { x, embedding_status, .. } = &mut self.activations;
+        let args = GatherRowsArgs::new(&self.decoder.embedding, &self.inputs.ids, x, embedding_status);
+        Ok(self.plans[&shape].embedding.run(stream, args)?)
+    }
+
     /// One layer: the residual stream in `x` becomes that of the next.
     fn layer(&mut self, stream: &Stream, shape: Shape, index: usize) -> Result<(), Error> {
         let decoder = self.decoder.clone();
         let layer = &decoder.layers[index];
         self.qkv(stream, shape, index)?;
         let plans = &self.plans[&shape];
-        let Inputs { q_offsets, kv_lengths, block_table } = &self.inputs;
+        let Inputs { q_offsets, kv_lengths, block_table, .. } = &self.inputs;
         let Activations { x, q, k, v, attended, gated, .. } = &mut self.activations;
         if let (Some([q_norm, k_norm]), Some([q_gamma, k_gamma])) = (&plans.head_norms, &layer.head_norms) {
             q_norm.run(stream, NormArgs::in_place(&mut *q).gamma(q_gamma))?;
@@ -257,11 +293,18 @@ impl Forward {
         let mut args = self.cache.attention_args(index, q, attended);
         (args.q_offsets, args.kv_lengths) = (q_offsets, Some(kv_lengths.view()));
         (args.block_table, args.workspace) = (Some(block_table.view()), Some(&mut self.workspace));
-        plans.attention.run(stream, args)?;
+        plans.attention[&layer.window].run(stream, args)?;
         let m = shape.tokens;
-        project(stream, m, &layer.attention_output, &*attended, x, None, &mut self.workspace)?;
-        project(stream, m, &layer.gate_up, &*x, gated, Some(&layer.ffn_norm), &mut self.workspace)?;
-        project(stream, m, &layer.down, &*gated, x, None, &mut self.workspace)
+        layer.attention_output.run(stream, m, &*attended, &mut *x, None, &mut self.workspace)?;
+        let args = FeedForwardArgs {
+            x,
+            gamma: &layer.ffn_norm,
+            norm: plans.ffn_norm.as_ref(),
+            gated,
+            experts: self.experts.as_mut(),
+            workspace: &mut self.workspace,
+        };
+        layer.feed_forward.run(stream, m, args)
     }
 
     /// Query, key and value of a layer.
@@ -278,7 +321,7 @@ impl Forward {
             }
             (Qkv::Separate(parts), _) => {
                 for (part, d) in parts.iter().zip([q, k, v]) {
-                    project(stream, shape.tokens, part, &*x, d, Some(gamma), &mut self.workspace)?;
+                    part.run(stream, shape.tokens, &*x, d, Some(gamma), &mut self.workspace)?;
                 }
                 Ok(())
             }
@@ -304,7 +347,7 @@ impl Forward {
             last.view()
         };
         let gamma = Some(&self.decoder.output_norm);
-        project(stream, count, &self.decoder.head, rows, logits, gamma, &mut self.workspace)?;
+        self.decoder.head.run(stream, count, rows, &mut *logits, gamma, &mut self.workspace)?;
         let vocabulary = self.decoder.vocabulary();
         let values: Vec<f32> = self.ctx.download(logits.slice(0..count * vocabulary * DType::F32.bytes())?)?;
         Ok(values.chunks_exact(vocabulary).map(<[f32]>::to_vec).collect())
@@ -319,20 +362,4 @@ fn wanted_rows(sequences: &[Sequence<'_>]) -> Vec<usize> {
         sequence.needs_logits.then(|| end - 1)
     };
     sequences.iter().filter_map(last).collect()
-}
-
-/// A product of `m` rows.
-fn project<'a>(
-    stream: &Stream,
-    m: usize,
-    projection: &'a Projection,
-    x: impl Into<BufferRef<'a>>,
-    d: &'a mut Buffer,
-    gamma: Option<&'a Buffer>,
-    workspace: &'a mut Workspace,
-) -> Result<(), Error> {
-    let Projection { linear, bias } = projection;
-    let mut args = linear.args(x.into(), d).workspace(workspace);
-    (args.bias, args.gamma) = (bias.as_ref().map(Buffer::view), gamma.map(Buffer::view));
-    Ok(linear.run(stream, m, args)?)
 }

@@ -1,8 +1,9 @@
-//! Hyperparameters of a decoder: sizes, norms, context, window.
+//! Hyperparameters of a decoder: sizes, norms, context, window, experts.
 
-use crate::architecture::{Architecture, Window};
+use crate::architecture::{Architecture, Experts};
 use crate::error::Error;
 use crate::settings::{Key, Settings};
+use crate::sliding_window::SlidingWindow;
 
 const LAYERS: Key = Key { gguf: "block_count", config: &["/num_hidden_layers"] };
 const HIDDEN: Key = Key { gguf: "embedding_length", config: &["/hidden_size"] };
@@ -13,15 +14,18 @@ const HEAD_DIM: Key = Key { gguf: "attention.key_length", config: &["/head_dim"]
 const V_HEAD_DIM: Key = Key { gguf: "attention.value_length", config: &["/v_head_dim"] };
 const EPS: Key = Key { gguf: "attention.layer_norm_rms_epsilon", config: &["/rms_norm_eps"] };
 const CONTEXT: Key = Key { gguf: "context_length", config: &["/max_position_embeddings"] };
-const WINDOW: Key = Key { gguf: "attention.sliding_window", config: &["/sliding_window"] };
-const USE_WINDOW: Key = Key { gguf: "attention.use_sliding_window", config: &["/use_sliding_window"] };
+const EXPERTS: Key = Key { gguf: "expert_count", config: &["/num_experts", "/num_local_experts"] };
+const EXPERTS_PER_TOKEN: Key = Key { gguf: "expert_used_count", config: &["/num_experts_per_tok"] };
+const EXPERT_INTERMEDIATE: Key = Key { gguf: "expert_feed_forward_length", config: &["/moe_intermediate_size"] };
+const RENORMALIZED: Key = Key { gguf: "expert_weights_norm", config: &["/norm_topk_prob"] };
 const ACTIVATION: Key = Key { gguf: "", config: &["/hidden_act", "/hidden_activation"] };
 
 /// Largest size that is read: products of two are far from overflow.
 const MOST: usize = 1 << 24;
 
 /// Sizes and constants of a decoder.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Hyperparameters {
     /// Decoder layers.
     pub layers: usize,
@@ -39,8 +43,24 @@ pub struct Hyperparameters {
     pub eps: f32,
     /// Tokens that the model is made for.
     pub context: usize,
-    /// Keys that a query attends to at most.
-    pub window: Option<usize>,
+    /// Sliding window of attention.
+    pub(crate) window: Option<SlidingWindow>,
+    /// Experts of layers that have some.
+    pub experts: Option<ExpertNumbers>,
+}
+
+/// Sizes and routing of layers of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ExpertNumbers {
+    /// Experts of a layer.
+    pub count: usize,
+    /// Experts of a token.
+    pub per_token: usize,
+    /// Features between gate·up and down of an expert.
+    pub intermediate: usize,
+    /// Whether the weights of a token's experts are scaled to a sum of 1.
+    pub renormalized: bool,
 }
 
 impl Hyperparameters {
@@ -54,16 +74,18 @@ impl Hyperparameters {
         let (hidden, heads) = (required(HIDDEN)?, required(HEADS)?);
         let head_dim = stated(HEAD_DIM)?.unwrap_or(hidden / heads);
         let eps = settings.required(settings.number(EPS), EPS)? as f32;
+        let (layers, intermediate) = (required(LAYERS)?, required(INTERMEDIATE)?);
         let numbers = Self {
-            layers: required(LAYERS)?,
+            layers,
             hidden,
-            intermediate: required(INTERMEDIATE)?,
+            intermediate,
             heads,
             kv_heads: stated(KV_HEADS)?.unwrap_or(heads),
             head_dim,
             eps,
             context: required(CONTEXT)?,
-            window: window(settings, architecture)?,
+            window: SlidingWindow::read(settings, architecture, layers)?,
+            experts: experts(settings, architecture, intermediate)?,
         };
         let expect = |key, got: String, holds: bool, expected: &str| match holds {
             true => Ok(()),
@@ -81,6 +103,11 @@ impl Hyperparameters {
         expect(ACTIVATION, activation.to_owned(), activation == "silu", "silu")?;
         Ok(numbers)
     }
+
+    /// Keys that a query of this layer attends to at most.
+    pub fn window_of(&self, layer: usize) -> Option<usize> {
+        self.window.as_ref()?.of_layer(layer)
+    }
 }
 
 /// A positive size, if it is stated.
@@ -95,18 +122,18 @@ fn size(settings: &Settings<'_>, key: Key) -> Result<Option<usize>, Error> {
     }
 }
 
-fn window(settings: &Settings<'_>, architecture: &Architecture) -> Result<Option<usize>, Error> {
-    let stated = settings.count(WINDOW).filter(|&keys| keys > 0);
-    match architecture.window {
-        Window::None => Ok(None),
-        Window::AllLayers => Ok(stated),
-        Window::SomeLayers if stated.is_some() && settings.flag(USE_WINDOW) => Err(Error::UnservedSetting {
-            name: settings.name(USE_WINDOW),
-            got: "true".into(),
-            expected: "false (a window on some layers is not run)".into(),
-        }),
-        Window::SomeLayers => Ok(None),
-    }
+/// Experts of an architecture that has some, if the model states them.
+fn experts(settings: &Settings<'_>, architecture: &Architecture, dense: usize) -> Result<Option<ExpertNumbers>, Error> {
+    let renormalized = match architecture.experts {
+        Experts::None => return Ok(None),
+        Experts::Renormalized => true,
+        // Converters to GGUF leave the setting out, because it is true.
+        Experts::AsStated => settings.flag(RENORMALIZED).unwrap_or(settings.is_gguf()),
+    };
+    let Some(count) = size(settings, EXPERTS)? else { return Ok(None) };
+    let per_token = settings.required(size(settings, EXPERTS_PER_TOKEN)?, EXPERTS_PER_TOKEN)?;
+    let intermediate = size(settings, EXPERT_INTERMEDIATE)?.unwrap_or(dense);
+    Ok(Some(ExpertNumbers { count, per_token, intermediate, renormalized }))
 }
 
 #[cfg(test)]
@@ -138,20 +165,36 @@ mod tests {
             eps: 1e-5,
             context: 512,
             window: None,
+            experts: None,
         };
         assert_eq!(got, expected);
         assert_eq!(read("qwen3", &[("head_dim", json!(32))]).expect("complete").head_dim, 32);
-        assert_eq!(read("mistral", &[("sliding_window", json!(128))]).expect("complete").window, Some(128));
-        assert_eq!(read("mistral", &[("sliding_window", json!(null))]).expect("complete").window, None);
-        assert_eq!(read("qwen2", &[("sliding_window", json!(128))]).expect("complete").window, None);
+        let windowed = read("mistral", &[("sliding_window", json!(128))]).expect("complete");
+        assert_eq!(windowed.window_of(2), Some(128));
+    }
+
+    #[test]
+    fn experts_of_a_config() {
+        let stated =
+            [("num_experts", json!(8)), ("num_experts_per_tok", json!(2)), ("moe_intermediate_size", json!(48))];
+        let of =
+            |name, more: &[(&str, serde_json::Value)]| read(name, &[&stated, more].concat()).expect("complete").experts;
+        let expected = ExpertNumbers { count: 8, per_token: 2, intermediate: 48, renormalized: false };
+        assert_eq!(of("qwen3_moe", &[]), Some(expected));
+        let renormalized = Some(ExpertNumbers { renormalized: true, ..expected });
+        assert_eq!(of("qwen3_moe", &[("norm_topk_prob", json!(true))]), renormalized);
+        assert_eq!(of("qwen3", &[]), None);
+        let mixtral = [("num_local_experts", json!(8)), ("num_experts_per_tok", json!(2))];
+        let got = read("mixtral", &mixtral).expect("complete").experts;
+        assert_eq!(got, Some(ExpertNumbers { intermediate: 96, renormalized: true, ..expected }));
+        let missing = read("qwen3_moe", &[("num_experts", json!(8))]).expect_err("missing").to_string();
+        assert_eq!(missing, "the model does not state `num_experts_per_tok`");
     }
 
     #[test]
     fn other_settings_are_refused_by_name() {
         let refused = read("llama", &[("hidden_act", json!("gelu"))]).expect_err("no SiLU").to_string();
         assert_eq!(refused, "`hidden_act` is gelu: expected silu");
-        let changes = [("sliding_window", json!(128)), ("use_sliding_window", json!(true))];
-        assert!(matches!(read("qwen2", &changes), Err(Error::UnservedSetting { .. })));
         assert!(matches!(read("llama", &[("num_key_value_heads", json!(3))]), Err(Error::UnservedSetting { .. })));
         let huge = [("num_attention_heads", json!(1u64 << 39)), ("head_dim", json!(1u64 << 39))];
         assert!(matches!(read("llama", &huge), Err(Error::UnservedSetting { .. })));

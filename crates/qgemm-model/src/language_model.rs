@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use qgemm_api::{Context, Model, open_model};
 
-use crate::architecture::{GGUF, HUGGING_FACE, TensorNames, architecture};
+use crate::architecture::{TensorNames, architecture};
 use crate::chat_template::{self, ChatTemplate, Message};
 use crate::decoder::{Decoder, Precision};
 use crate::error::Error;
@@ -36,7 +36,7 @@ impl LanguageModel {
         let model = open_model(path)?;
         let settings = Settings::read(&model, path)?;
         let architecture = architecture(settings.architecture())?;
-        let names = if settings.is_gguf() { &GGUF } else { &HUGGING_FACE };
+        let names = architecture.names(settings.is_gguf());
         let numbers = Hyperparameters::read(&settings, architecture)?;
         let rotary = RotarySettings::read(&settings, architecture, &numbers)?;
         let tokenizer = Tokenizer::open(&model, path)?;

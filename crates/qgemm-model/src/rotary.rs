@@ -150,6 +150,7 @@ mod tests {
             eps: 1e-5,
             context: 2048,
             window: None,
+            experts: None,
         };
         RotarySettings::read(&Settings::Config(config), architecture("llama")?, &numbers)
     }

@@ -79,14 +79,22 @@ impl<'m> Settings<'m> {
         }
     }
 
-    /// A truth value; false if absent.
-    pub fn flag(&self, key: Key) -> bool {
+    /// A truth value.
+    pub fn flag(&self, key: Key) -> Option<bool> {
         match self {
-            Self::Gguf { .. } => matches!(self.gguf(key), Some(GgufValue::Scalar(GgufScalar::Bool(true)))),
-            Self::Config(config) => {
-                key.config.iter().any(|pointer| config.pointer(pointer) == Some(&Value::Bool(true)))
-            }
+            Self::Gguf { .. } => match self.gguf(key)? {
+                GgufValue::Scalar(GgufScalar::Bool(value)) => Some(*value),
+                _ => None,
+            },
+            Self::Config(config) => key.config.iter().find_map(|pointer| config.pointer(pointer)?.as_bool()),
         }
+    }
+
+    /// A list of texts in `config.json`.
+    pub fn texts(&self, key: Key) -> Option<Vec<&str>> {
+        let Self::Config(config) = self else { return None };
+        let items = key.config.iter().find_map(|pointer| config.pointer(pointer)?.as_array())?;
+        Some(items.iter().map(|item| item.as_str().unwrap_or_default()).collect())
     }
 
     /// A value that must be there.

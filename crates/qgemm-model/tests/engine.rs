@@ -4,16 +4,17 @@ mod common;
 
 use std::path::Path;
 
-use common::checkpoint::{CONTEXT, LLAMA, Recipe, VOCABULARY, write_gguf, write_safetensors};
+use common::checkpoint::{CONTEXT, LLAMA, Recipe, VOCABULARY, WINDOW, write_gguf, write_safetensors};
 use common::reference::{Reference, argmax};
-use common::{greedy, run_all, run_one};
-use qgemm_api::{Context, DType, KvFormat, XPrecision, open_model};
-use qgemm_model::{Engine, EngineOptions, Error, Finish, Generation, LanguageModel, Message, Precision, Sampling};
-use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
+use common::{greedy, run_one};
+use qgemm_api::{Context, DType, KvFormat, Model, XPrecision, open_model};
+use qgemm_model::{
+    Engine, EngineOptions, Error, Finish, Generation, Hyperparameters, LanguageModel, Message, Precision, Sampling,
+};
 
 const QWEN2: Recipe = Recipe { architecture: "qwen2", formats: ["q4_0", "q5_1"], qkv_bias: true, ..LLAMA };
 const QWEN3: Recipe = Recipe { architecture: "qwen3", formats: ["f16", "f16"], head_norms: true, ..LLAMA };
+const QWEN3_MOE: Recipe = Recipe { architecture: "qwen3moe", formats: ["q4_0", "q8_0"], experts: true, ..QWEN3 };
 
 /// Nothing is rounded but to f32.
 const EXACT: Precision = Precision { activations: DType::F32, x_precision: XPrecision::Exact, batch_invariant: true };
@@ -39,9 +40,15 @@ fn options() -> EngineOptions {
 #[test]
 fn architectures_compute_what_a_plain_forward_pass_does() {
     let folder = tempfile::tempdir().expect("a folder");
-    for (recipe, interleaved) in
-        [(LLAMA, true), (Recipe { rotary_factors: true, ..LLAMA }, true), (QWEN2, false), (QWEN3, false)]
-    {
+    for (recipe, interleaved) in [
+        (LLAMA, true),
+        (Recipe { rotary_factors: true, ..LLAMA }, true),
+        // Mixtral.
+        (Recipe { experts: true, ..LLAMA }, true),
+        (QWEN2, false),
+        (QWEN3, false),
+        (QWEN3_MOE, false),
+    ] {
         let path = write_gguf(folder.path(), &recipe);
         let model = load(&path);
         assert_eq!((model.architecture(), model.vocabulary()), (recipe.architecture, VOCABULARY));
@@ -50,14 +57,22 @@ fn architectures_compute_what_a_plain_forward_pass_does() {
         assert!(matches!(outcome.finish, Some(Finish::MaxTokens)) && outcome.ids.len() == 24, "{outcome:?}");
 
         let opened = open_model(&path).expect("a model");
-        let numbers = *model.hyperparameters();
-        let reference = Reference { model: &opened, numbers, rotary_base: 10_000.0, interleaved, rounds: false };
-        let all = [&prompt[..], &outcome.ids].concat();
-        let logits = reference.logits(&[(&all[..all.len() - 1], prompt.len() - 1)]).remove(0);
-        for (i, (logits, &id)) in logits.iter().zip(&outcome.ids).enumerate() {
-            let (best, by) = argmax(logits, id);
-            assert_eq!(best, id, "{} token {i}: {by} below the best", recipe.architecture);
-        }
+        let reference = Reference { interleaved, ..reference(&opened, model.hyperparameters().clone()) };
+        assert_best(&reference, &prompt, &outcome.ids, recipe.architecture);
+    }
+}
+
+fn reference(model: &Model, numbers: Hyperparameters) -> Reference<'_> {
+    Reference { model, numbers, rotary_base: 10_000.0, interleaved: true, rounds: false }
+}
+
+/// Checks that each token behind the prompt has the reference's best logit.
+fn assert_best(reference: &Reference<'_>, prompt: &[u32], ids: &[u32], what: &str) {
+    let all = [prompt, ids].concat();
+    let logits = reference.logits(&[(&all[..all.len() - 1], prompt.len() - 1)]).remove(0);
+    for (i, (logits, &id)) in logits.iter().zip(ids).enumerate() {
+        let (best, by) = argmax(logits, id);
+        assert_eq!(best, id, "{what} token {i}: {by} below the best");
     }
 }
 
@@ -78,48 +93,39 @@ fn a_checkpoint_in_safetensors_is_the_model_of_its_gguf_file() {
 }
 
 #[test]
-fn sessions_join_leave_and_are_cancelled_without_disturbing_others() {
+fn experts_in_safetensors_are_those_of_the_gguf_file() {
     let folder = tempfile::tempdir().expect("a folder");
-    let model = load(&write_gguf(folder.path(), &LLAMA));
-    let options = EngineOptions { sessions: 3, cache_tokens: 160, step_tokens: 16, ..options() };
-    let mut shared = engine(&model, options);
-    let pages = shared.free_pages();
-    let mut rng = StdRng::seed_from_u64(3);
-    let prompts: Vec<Vec<u32>> =
-        (0..10).map(|_| (0..rng.random_range(1..40)).map(|_| rng.random_range(0..256)).collect()).collect();
-    let generation = |i: usize| {
-        let sampling = Sampling { temperature: 0.8, seed: i as u64, ..Sampling::default() };
-        Generation { sampling, ..greedy(5 + 3 * i) }
-    };
-    let (mut ids, mut outcomes) = (Vec::new(), Vec::new());
-    let mut cancelled = Vec::new();
-    while ids.len() < prompts.len() || !shared.is_idle() {
-        if ids.len() < prompts.len() {
-            ids.push(shared.start(&prompts[ids.len()], generation(ids.len())).expect("valid"));
-            outcomes.push(common::Outcome::default());
-        }
-        if rng.random_bool(0.1) {
-            let at = rng.random_range(0..ids.len());
-            if outcomes[at].finish.is_none() && shared.cancel(ids[at]).is_ok() {
-                cancelled.push(at);
-            }
-        }
-        for output in shared.step().expect("a step") {
-            let at = ids.iter().position(|id| *id == output.session).expect("known");
-            outcomes[at].add(output);
-        }
+    let recipe = Recipe { formats: ["f32", "f32"], ..QWEN3_MOE };
+    let gguf = load(&write_gguf(folder.path(), &recipe));
+    let checkpoint = tempfile::tempdir().expect("a folder");
+    write_safetensors(checkpoint.path(), &recipe);
+    let safetensors = load(checkpoint.path());
+    assert_eq!(gguf.hyperparameters(), safetensors.hyperparameters());
+    let [a, b] = [&gguf, &safetensors].map(|model| run_one(&mut engine(model, options()), &[65, 66, 67], greedy(16)));
+    assert_eq!(a.ids, b.ids);
+}
+
+#[test]
+fn some_layers_have_a_window() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let recipe = Recipe { formats: ["f32", "f32"], ..QWEN3 };
+    // GGUF files of this architecture state no window: the reference takes the weights alone from it.
+    let opened = open_model(write_gguf(folder.path(), &recipe)).expect("a model");
+    let checkpoint = tempfile::tempdir().expect("a folder");
+    let prompt: Vec<u32> = (40..70).collect();
+    let mut all = Vec::new();
+    for window_from in [0, 1, 2] {
+        write_safetensors(checkpoint.path(), &Recipe { window_from: Some(window_from), ..recipe });
+        let model = load(checkpoint.path());
+        let numbers = model.hyperparameters().clone();
+        let windows = [0, 1].map(|layer| (layer >= window_from).then_some(WINDOW));
+        assert_eq!([0, 1].map(|layer| numbers.window_of(layer)), windows);
+        let ids = run_one(&mut engine(&model, options()), &prompt, greedy(16)).ids;
+        let reference = Reference { interleaved: false, ..reference(&opened, numbers) };
+        assert_best(&reference, &prompt, &ids, &format!("window from layer {window_from}"));
+        all.push(ids);
     }
-    assert_eq!(shared.free_pages(), pages);
-    assert!(!cancelled.is_empty());
-    for (i, outcome) in outcomes.iter().enumerate() {
-        let alone = run_one(&mut engine(&model, options), &prompts[i], generation(i));
-        if cancelled.contains(&i) {
-            assert!(matches!(outcome.finish, Some(Finish::Cancelled)) && alone.ids.starts_with(&outcome.ids), "{i}");
-        } else {
-            assert_eq!((&outcome.ids, &outcome.text), (&alone.ids, &alone.text), "{i}");
-        }
-    }
-    assert!(matches!(shared.cancel(ids[0]), Err(Error::NoSuchSession)));
+    assert!(all[0] != all[1] && all[1] != all[2], "windows change nothing: {all:?}");
 }
 
 #[test]
@@ -155,14 +161,6 @@ fn sessions_end_for_reasons_of_their_own() {
     let stopped = run_one(&mut whole, &[5; 7], Generation { stop: vec![stop.clone()], ..greedy(20) });
     assert!(matches!(&stopped.finish, Some(Finish::StopString(found)) if *found == stop), "{stopped:?}");
     assert_eq!(stopped.text, free.text[..expected]);
-
-    // Two sessions of up to 9 pages share 12.
-    let mut small = engine(&model, EngineOptions { cache_tokens: 96, ..options() });
-    let long = [small.start(&[1; 30], greedy(40)).expect("valid"), small.start(&[2; 30], greedy(40)).expect("valid")];
-    let outcomes = run_all(&mut small);
-    let full = long.iter().filter(|id| matches!(outcomes[*id].finish, Some(Finish::CacheFull))).count();
-    let done = long.iter().filter(|id| matches!(outcomes[*id].finish, Some(Finish::MaxTokens))).count();
-    assert_eq!((full, done, small.free_pages()), (1, 1, 12));
 }
 
 #[test]
@@ -200,8 +198,8 @@ fn models_that_are_not_understood_whole_are_refused() {
     };
     let extra = refused(&Recipe { extra: Some("blk.0.attn_sinks.weight"), ..LLAMA });
     assert_eq!(extra, "tensor `blk.0.attn_sinks.weight`: architecture `llama` has no such tensor");
-    let experts = refused(&Recipe { architecture: "qwen3moe", ..LLAMA });
-    assert!(experts.contains("`qwen3moe`: needs layers of experts"), "{experts}");
+    let shared = refused(&Recipe { architecture: "qwen2moe", ..LLAMA });
+    assert!(shared.contains("`qwen2moe`: needs a shared expert"), "{shared}");
     let no_bias = refused(&Recipe { qkv_bias: false, ..QWEN2 });
     assert!(no_bias.contains("blk.0.attn_q.bias"), "{no_bias}");
     let head_norms = refused(&Recipe { head_norms: false, ..QWEN3 });

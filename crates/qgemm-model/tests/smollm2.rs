@@ -50,7 +50,7 @@ fn below_the_best(path: &Path, precision: Precision, kv_format: KvFormat, rounds
     let outcomes: Vec<Outcome> = ids.iter().map(|id| all.remove(id).expect("an outcome")).collect();
 
     let opened = open_model(path).expect("the model");
-    let numbers = *model.hyperparameters();
+    let numbers = model.hyperparameters().clone();
     let reference = Reference { model: &opened, numbers, rotary_base: 100_000.0, interleaved: true, rounds };
     let texts: Vec<Vec<u32>> =
         prompts.iter().zip(&outcomes).map(|(prompt, outcome)| [&prompt[..], &outcome.ids].concat()).collect();

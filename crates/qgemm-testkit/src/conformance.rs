@@ -64,17 +64,7 @@ macro_rules! conformance {
 /// group does not exist.
 pub fn check_group(device: &str, group: &str) {
     let suite = suite_with(group).unwrap_or_else(|| panic!("no conformance group is called `{group}`"));
-    let ctx = match shared_context(device) {
-        Ok(ctx) => ctx,
-        Err(error) if is_absent(&error) => {
-            let required =
-                std::env::var("QGEMM_REQUIRE_DEVICE").is_ok_and(|names| names.split(',').any(|n| n.trim() == device));
-            assert!(!required, "{device} is required (QGEMM_REQUIRE_DEVICE) and absent: {error}");
-            skipped(&format!("conformance {group} on {device}"), &error.to_string());
-            return;
-        }
-        Err(error) => panic!("{device} fails to open: {error}"),
-    };
+    let Some(ctx) = open_or_skip(&format!("conformance {group}"), device) else { return };
     if !is_of_today(device, group) {
         return;
     }
@@ -244,6 +234,26 @@ fn say_once(device: &str, what: &str) {
         let why =
             format!("day {day} drew the others; {ALL_VARIABLE}=all runs all, as does `qgemm verify --device {device}`");
         skipped(what, &why);
+    }
+}
+
+/// Opens a device, or says that `what` is skipped on it because
+/// it is absent. All tests of a process share the context.
+///
+/// # Panics
+/// When the device fails to open, or is absent though
+/// `QGEMM_REQUIRE_DEVICE` names it.
+pub fn open_or_skip(what: &str, device: &str) -> Option<Arc<Context>> {
+    match shared_context(device) {
+        Ok(ctx) => Some(ctx),
+        Err(error) if is_absent(&error) => {
+            let required =
+                std::env::var("QGEMM_REQUIRE_DEVICE").is_ok_and(|names| names.split(',').any(|n| n.trim() == device));
+            assert!(!required, "{device} is required (QGEMM_REQUIRE_DEVICE) and absent: {error}");
+            skipped(&format!("{what} on {device}"), &error.to_string());
+            None
+        }
+        Err(error) => panic!("{device} fails to open: {error}"),
     }
 }
 

@@ -19,7 +19,7 @@ const MOST_EDITED: usize = 8;
 const SOURCES: [&str; 4] = ["rs", "cu", "cuh", "wgsl"];
 /// Folders of sources that may use any operation, or that are
 /// generated.
-const USERS: [&str; 4] = ["/tests/", "/examples/", "/generated/", "/exec_plan/"];
+const USERS: [&str; 5] = ["/tests/", "/examples/", "/generated/", "/exec_plan/", "/qgemm-model/"];
 
 /// Checks that each edited file names the operation, and that no
 /// other existing file does.

@@ -292,19 +292,16 @@ impl MoeLayer {
         // The second products check the ids.
         let first = ExpertProblem::indexed(up, tokens, moe.slots())
             .each(|p| {
-                biased(
-                    moe.of_x(p).x_precision(moe.x_precision).d_dtype(moe.x_dtype).activation(moe.activation),
-                    moe.biases[0],
-                )
+                biased(moe.arithmetic(moe.of_x(p)).d_dtype(moe.x_dtype).activation(moe.activation), moe.biases[0])
             })
             .unchecked();
         let shared = match &self.shared {
             None => None,
             Some([up, down]) => {
                 let up = ExpertProblem::contiguous(up, tokens)
-                    .each(|p| moe.of_x(p).x_precision(moe.x_precision).d_dtype(moe.x_dtype).activation(moe.activation));
+                    .each(|p| moe.arithmetic(moe.of_x(p)).d_dtype(moe.x_dtype).activation(moe.activation));
                 let down = ExpertProblem::contiguous(down, tokens).each(|p| {
-                    let p = p.x_dtype(moe.x_dtype).x_precision(moe.x_precision).d_dtype(DType::F32);
+                    let p = moe.arithmetic(p.x_dtype(moe.x_dtype)).d_dtype(DType::F32);
                     match moe.residual {
                         Some(residual) => p.residual(residual),
                         None => p,
@@ -315,7 +312,7 @@ impl MoeLayer {
         };
         let added = if self.shared.is_some() { Some(DType::F32) } else { moe.residual };
         let second = ExpertProblem::indexed(down, tokens, moe.slots()).x_per_slot().combined().each(|p| {
-            let p = biased(p.x_dtype(moe.x_dtype).x_precision(moe.x_precision).d_dtype(moe.d_dtype), moe.biases[1]);
+            let p = biased(moe.arithmetic(p.x_dtype(moe.x_dtype)).d_dtype(moe.d_dtype), moe.biases[1]);
             match added {
                 Some(dtype) => p.residual(dtype),
                 None => p,

@@ -24,6 +24,7 @@ pub struct Moe {
     pub(super) residual: Option<DType>,
     pub(super) biases: [Option<DType>; 2],
     pub(super) x_precision: XPrecision,
+    pub(super) batch_invariant: bool,
 }
 
 impl Moe {
@@ -41,6 +42,7 @@ impl Moe {
             residual: None,
             biases: [None; 2],
             x_precision: XPrecision::default(),
+            batch_invariant: false,
         }
     }
 
@@ -70,6 +72,18 @@ impl Moe {
     pub fn x_precision(mut self, precision: XPrecision) -> Self {
         self.x_precision = precision;
         self
+    }
+
+    /// Makes the bits of a token independent of the other tokens; see
+    /// [`Problem::batch_invariant`](crate::Problem::batch_invariant).
+    pub fn batch_invariant(mut self, on: bool) -> Self {
+        self.batch_invariant = on;
+        self
+    }
+
+    /// Applies the layer's precision to `p`.
+    pub(super) fn arithmetic(&self, p: Problem) -> Problem {
+        p.x_precision(self.x_precision).batch_invariant(self.batch_invariant)
     }
 
     /// Element type of D. f32 by default.

@@ -1,14 +1,18 @@
 //! Llama 1 to 3, SmolLM2, TinyLlama and others of their form.
-//! In GGUF files also Mistral.
+//! In GGUF files also Mistral and Mixtral.
 
-use super::{Architecture, RotaryPairs, Window};
+use super::names::HUGGING_FACE;
+use super::{Architecture, Experts, RotaryPairs, Window};
 
 /// The architecture. Converters to GGUF permute rows of Q and K,
 /// so rotary pairs are interleaved there.
 pub static LLAMA: Architecture = Architecture {
     name: "llama",
+    model_type: "llama",
+    names: &HUGGING_FACE,
     gguf_rotary: RotaryPairs::Interleaved,
     qkv_bias: false,
     head_norms: false,
     window: Window::None,
+    experts: Experts::Renormalized,
 };

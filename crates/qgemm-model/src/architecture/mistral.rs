@@ -1,12 +1,16 @@
 //! Mistral: Llama with a sliding window in its first version.
 
-use super::{Architecture, RotaryPairs, Window};
+use super::names::HUGGING_FACE;
+use super::{Architecture, Experts, RotaryPairs, Window};
 
 /// The architecture. GGUF files call it `llama`.
 pub static MISTRAL: Architecture = Architecture {
     name: "mistral",
+    model_type: "mistral",
+    names: &HUGGING_FACE,
     gguf_rotary: RotaryPairs::Interleaved,
     qkv_bias: false,
     head_norms: false,
     window: Window::AllLayers,
+    experts: Experts::None,
 };

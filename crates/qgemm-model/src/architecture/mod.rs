@@ -2,19 +2,25 @@
 
 mod llama;
 mod mistral;
+mod mixtral;
 mod names;
 mod qwen2;
 mod qwen3;
+mod qwen3moe;
 
-pub use names::{GGUF, HUGGING_FACE, TensorNames};
+pub use names::TensorNames;
 
 use crate::error::Error;
 
 /// A decoder of Llama's kind: RMSNorm before each part, rotary embedding, SwiGLU. The fields are what differs.
 #[derive(Debug)]
 pub struct Architecture {
-    /// `general.architecture` of GGUF files and `model_type` of `config.json`.
+    /// `general.architecture` of GGUF files.
     pub name: &'static str,
+    /// `model_type` of `config.json`.
+    pub model_type: &'static str,
+    /// Names of tensors in safetensors.
+    pub names: &'static TensorNames,
     /// Pairs of rotary features in GGUF files; checkpoints in safetensors always have NeoX's.
     pub gguf_rotary: RotaryPairs,
     /// Whether query, key and value must have a bias.
@@ -23,6 +29,15 @@ pub struct Architecture {
     pub head_norms: bool,
     /// Layers with a sliding window.
     pub window: Window,
+    /// Layers of experts.
+    pub experts: Experts,
+}
+
+impl Architecture {
+    /// Names of tensors in a GGUF file, or in safetensors.
+    pub fn names(&self, is_gguf: bool) -> &'static TensorNames {
+        if is_gguf { &names::GGUF } else { self.names }
+    }
 }
 
 /// Features that are rotated together.
@@ -45,26 +60,28 @@ pub enum Window {
     SomeLayers,
 }
 
+/// Layers of experts, and weights of a token's experts. They are a softmax over all experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Experts {
+    /// There are none.
+    None,
+    /// Weights are scaled to a sum of 1.
+    Renormalized,
+    /// Weights are scaled to a sum of 1 if `norm_topk_prob` is set.
+    AsStated,
+}
+
 /// Architectures that run.
-static SERVED: [&Architecture; 4] = [&llama::LLAMA, &mistral::MISTRAL, &qwen2::QWEN2, &qwen3::QWEN3];
+static SERVED: [&Architecture; 6] =
+    [&llama::LLAMA, &mistral::MISTRAL, &mixtral::MIXTRAL, &qwen2::QWEN2, &qwen3::QWEN3, &qwen3moe::QWEN3_MOE];
 
 /// Known architectures, and the operation that each needs besides.
 const UNSERVED: &[(&[&str], &str)] = &[
-    (
-        &[
-            "mixtral",
-            "qwen2moe",
-            "qwen2_moe",
-            "qwen3moe",
-            "qwen3_moe",
-            "dbrx",
-            "olmoe",
-            "llama4",
-            "glm4moe",
-            "ernie4_5_moe",
-        ],
-        "layers of experts",
-    ),
+    (&["qwen2moe", "qwen2_moe"], "a shared expert with a gate of its own"),
+    (&["olmoe"], "norms of queries and keys over all heads"),
+    (&["dbrx"], "LayerNorm decoders"),
+    (&["llama4"], "layers without rotary embedding, and chunked attention"),
+    (&["glm4moe", "glm4_moe", "ernie4_5-moe", "ernie4_5_moe"], "sigmoid routing with a bias, and shared experts"),
     (&["gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n"], "a scaled embedding and gated GELU"),
     (&["phi3", "phi4"], "fused QKV and gate·up tensors"),
     (
@@ -87,7 +104,9 @@ const UNSERVED: &[(&[&str], &str)] = &[
 /// # Errors
 /// [`Error::UnservedArchitecture`] with the missing operation; [`Error::UnknownArchitecture`].
 pub fn architecture(name: &str) -> Result<&'static Architecture, Error> {
-    if let Some(found) = SERVED.into_iter().find(|architecture| architecture.name == name) {
+    if let Some(found) =
+        SERVED.into_iter().find(|architecture| [architecture.name, architecture.model_type].contains(&name))
+    {
         return Ok(found);
     }
     let (name, served) = (name.to_owned(), SERVED.iter().map(|architecture| architecture.name).collect());
@@ -104,16 +123,20 @@ mod tests {
     #[test]
     fn an_architecture_is_found_or_refused_by_name() {
         assert_eq!(architecture("llama").expect("served").name, "llama");
-        let moe = architecture("qwen3moe").expect_err("not served");
-        assert!(matches!(moe, Error::UnservedArchitecture { missing: "layers of experts", .. }), "{moe:?}");
+        assert_eq!(architecture("qwen3_moe").expect("served").name, "qwen3moe");
+        let moe = architecture("qwen2_moe").expect_err("not served").to_string();
+        assert!(moe.starts_with("architecture `qwen2_moe`: needs a shared expert"), "{moe}");
         let text = architecture("abc").expect_err("unknown").to_string();
-        assert_eq!(text, "architecture `abc`: unknown (qgemm-model runs llama, mistral, qwen2, qwen3)");
+        assert_eq!(
+            text,
+            "architecture `abc`: unknown (qgemm-model runs llama, mistral, mixtral, qwen2, qwen3, qwen3moe)"
+        );
     }
 
     #[test]
     fn a_name_is_either_served_or_not() {
         let unserved = || UNSERVED.iter().flat_map(|(names, _)| names.iter());
-        assert!(unserved().all(|name| SERVED.iter().all(|architecture| architecture.name != *name)));
+        assert!(unserved().all(|name| SERVED.iter().all(|served| ![served.name, served.model_type].contains(name))));
         assert_eq!(unserved().collect::<std::collections::BTreeSet<_>>().len(), unserved().count());
     }
 }

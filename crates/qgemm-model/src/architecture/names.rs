@@ -27,8 +27,23 @@ pub struct TensorNames {
     pub up: &'static str,
     /// Down projection.
     pub down: &'static str,
+    /// Router and experts.
+    pub experts: ExpertNames,
     /// Divisors of rotary frequencies, one for each pair.
     pub rotary_factors: &'static str,
+}
+
+/// Names of a layer of experts: a stack each, or a tensor for each expert, whose number is `{}`.
+#[derive(Debug)]
+pub struct ExpertNames {
+    /// Router.
+    pub router: &'static str,
+    /// Gate projections.
+    pub gate: &'static str,
+    /// Up projections.
+    pub up: &'static str,
+    /// Down projections.
+    pub down: &'static str,
 }
 
 /// GGUF.
@@ -45,11 +60,26 @@ pub static GGUF: TensorNames = TensorNames {
     gate: "ffn_gate",
     up: "ffn_up",
     down: "ffn_down",
+    experts: ExpertNames { router: "ffn_gate_inp", gate: "ffn_gate_exps", up: "ffn_up_exps", down: "ffn_down_exps" },
     rotary_factors: "rope_freqs",
 };
 
 /// Checkpoints of `transformers`, in safetensors.
-pub static HUGGING_FACE: TensorNames = TensorNames {
+pub static HUGGING_FACE: TensorNames = PLAIN;
+
+/// Checkpoints of Mixtral, whose experts have names of their own.
+pub static MIXTRAL: TensorNames = TensorNames {
+    experts: ExpertNames {
+        router: "block_sparse_moe.gate",
+        gate: "block_sparse_moe.experts.{}.w1",
+        up: "block_sparse_moe.experts.{}.w3",
+        down: "block_sparse_moe.experts.{}.w2",
+    },
+    ..PLAIN
+};
+
+/// Names of most checkpoints of `transformers`.
+const PLAIN: TensorNames = TensorNames {
     embedding: "model.embed_tokens",
     output_norm: "model.norm",
     head: "lm_head",
@@ -62,5 +92,11 @@ pub static HUGGING_FACE: TensorNames = TensorNames {
     gate: "mlp.gate_proj",
     up: "mlp.up_proj",
     down: "mlp.down_proj",
+    experts: ExpertNames {
+        router: "mlp.gate",
+        gate: "mlp.experts.{}.gate_proj",
+        up: "mlp.experts.{}.up_proj",
+        down: "mlp.experts.{}.down_proj",
+    },
     rotary_factors: "",
 };

@@ -1,12 +1,16 @@
 //! Qwen2 and Qwen2.5: query, key and value have a bias.
 
-use super::{Architecture, RotaryPairs, Window};
+use super::names::HUGGING_FACE;
+use super::{Architecture, Experts, RotaryPairs, Window};
 
 /// The architecture.
 pub static QWEN2: Architecture = Architecture {
     name: "qwen2",
+    model_type: "qwen2",
+    names: &HUGGING_FACE,
     gguf_rotary: RotaryPairs::Neox,
     qkv_bias: true,
     head_norms: false,
     window: Window::SomeLayers,
+    experts: Experts::None,
 };

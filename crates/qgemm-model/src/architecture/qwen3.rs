@@ -1,12 +1,16 @@
 //! Qwen3: heads of queries and keys are normalized.
 
-use super::{Architecture, RotaryPairs, Window};
+use super::names::HUGGING_FACE;
+use super::{Architecture, Experts, RotaryPairs, Window};
 
 /// The architecture.
 pub static QWEN3: Architecture = Architecture {
     name: "qwen3",
+    model_type: "qwen3",
+    names: &HUGGING_FACE,
     gguf_rotary: RotaryPairs::Neox,
     qkv_bias: false,
     head_norms: true,
     window: Window::SomeLayers,
+    experts: Experts::None,
 };

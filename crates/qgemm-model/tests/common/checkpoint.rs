@@ -15,7 +15,12 @@ pub const KV_HEADS: usize = 2;
 /// Not `HIDDEN / HEADS`; a whole block of quantized caches.
 pub const HEAD_DIM: usize = 32;
 pub const LAYERS: usize = 2;
+pub const EXPERTS: usize = 5;
+pub const EXPERTS_PER_TOKEN: usize = 2;
+/// Not `INTERMEDIATE`; no multiple of the rows that experts are padded to in memory.
+pub const EXPERT_INTERMEDIATE: usize = 64;
 pub const CONTEXT: usize = 128;
+pub const WINDOW: usize = 5;
 /// All bytes, then these special tokens.
 pub const SPECIAL: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
 pub const VOCABULARY: usize = 256 + SPECIAL.len();
@@ -32,6 +37,10 @@ pub struct Recipe {
     pub head_norms: bool,
     /// Whether rotary frequencies have divisors (`rope_freqs`).
     pub rotary_factors: bool,
+    /// Experts instead of dense feed-forward parts.
+    pub experts: bool,
+    /// First layer with a sliding window, in safetensors.
+    pub window_from: Option<usize>,
     /// A tensor that no decoder has.
     pub extra: Option<&'static str>,
 }
@@ -42,8 +51,17 @@ pub const LLAMA: Recipe = Recipe {
     qkv_bias: false,
     head_norms: false,
     rotary_factors: false,
+    experts: false,
+    window_from: None,
     extra: None,
 };
+
+impl Recipe {
+    /// Name in `config.json`.
+    fn model_type(&self) -> &'static str {
+        if self.architecture == "qwen3moe" { "qwen3_moe" } else { self.architecture }
+    }
+}
 
 /// A tensor's name in GGUF, its shape and values.
 pub struct Tensor {
@@ -77,9 +95,16 @@ pub fn tensors(recipe: &Recipe) -> Vec<Tensor> {
             add(name("attn_k_norm.weight"), &[HEAD_DIM], 1.0, 0.5);
         }
         add(name("attn_output.weight"), &[HIDDEN, HEADS * HEAD_DIM], 0.0, 0.3);
-        add(name("ffn_gate.weight"), &[INTERMEDIATE, HIDDEN], 0.0, 0.3);
-        add(name("ffn_up.weight"), &[INTERMEDIATE, HIDDEN], 0.0, 0.3);
-        add(name("ffn_down.weight"), &[HIDDEN, INTERMEDIATE], 0.0, 0.3);
+        if recipe.experts {
+            add(name("ffn_gate_inp.weight"), &[EXPERTS, HIDDEN], 0.0, 0.5);
+            add(name("ffn_gate_exps.weight"), &[EXPERTS, EXPERT_INTERMEDIATE, HIDDEN], 0.0, 0.3);
+            add(name("ffn_up_exps.weight"), &[EXPERTS, EXPERT_INTERMEDIATE, HIDDEN], 0.0, 0.3);
+            add(name("ffn_down_exps.weight"), &[EXPERTS, HIDDEN, EXPERT_INTERMEDIATE], 0.0, 0.5);
+        } else {
+            add(name("ffn_gate.weight"), &[INTERMEDIATE, HIDDEN], 0.0, 0.3);
+            add(name("ffn_up.weight"), &[INTERMEDIATE, HIDDEN], 0.0, 0.3);
+            add(name("ffn_down.weight"), &[HIDDEN, INTERMEDIATE], 0.0, 0.3);
+        }
     }
     if recipe.rotary_factors {
         add("rope_freqs.weight".into(), &[HEAD_DIM / 2], 4.0, 3.0);
@@ -94,7 +119,8 @@ pub fn tensors(recipe: &Recipe) -> Vec<Tensor> {
 pub fn write_gguf(folder: &Path, recipe: &Recipe) -> PathBuf {
     let path = folder.join(format!("{}.gguf", recipe.architecture));
     let format = |tensor: &Tensor| -> Format {
-        let name = match tensor.shape.len() == 1 {
+        // Converters leave routers in f32.
+        let name = match tensor.shape.len() == 1 || tensor.name.contains("ffn_gate_inp") {
             true => "f32",
             false => recipe.formats[usize::from(tensor.name.contains("attn_v"))],
         };
@@ -109,7 +135,8 @@ pub fn write_gguf(folder: &Path, recipe: &Recipe) -> PathBuf {
     let mut writer = header.write(fs::File::create(&path).expect("writable")).expect("writable");
     for tensor in &all {
         match tensor.shape[..] {
-            [n, k] => {
+            [.., k] if tensor.shape.len() > 1 => {
+                let n = tensor.values.len() / k;
                 let (weight, _) = quantize(&tensor.values, n, k, format(tensor)).expect("K suits");
                 writer.tensor(weight.blocks()).expect("the right size");
             }
@@ -124,6 +151,7 @@ fn metadata(header: &mut GgufHeader, recipe: &Recipe) {
     let mut add = |key: &str, value: GgufValue| header.metadata(key, value).expect("a new key");
     let architecture = recipe.architecture;
     add("general.architecture", architecture.into());
+    let experts = if recipe.experts { EXPERTS } else { 0 };
     let numbers = [
         ("block_count", LAYERS),
         ("embedding_length", HIDDEN),
@@ -132,6 +160,9 @@ fn metadata(header: &mut GgufHeader, recipe: &Recipe) {
         ("attention.head_count_kv", KV_HEADS),
         ("attention.key_length", HEAD_DIM),
         ("context_length", CONTEXT),
+        ("expert_count", experts),
+        ("expert_used_count", EXPERTS_PER_TOKEN),
+        ("expert_feed_forward_length", EXPERT_INTERMEDIATE),
     ];
     for (key, value) in numbers {
         add(&format!("{architecture}.{key}"), (value as u32).into());
@@ -151,21 +182,32 @@ fn metadata(header: &mut GgufHeader, recipe: &Recipe) {
 /// Writes a model as a checkpoint folder of `transformers`, in f32.
 pub fn write_safetensors(folder: &Path, recipe: &Recipe) {
     let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
-    for tensor in tensors(recipe) {
+    for tensor in tensors(recipe).into_iter().flat_map(of_transformers) {
         let begin = data.len();
         data.extend(bytes(&tensor.values));
         let entry = serde_json::json!({ "dtype": "F32", "shape": tensor.shape, "data_offsets": [begin, data.len()] });
-        header.insert(hugging_face_name(&tensor.name), entry);
+        header.insert(tensor.name, entry);
     }
     let header = serde_json::Value::from(header).to_string().into_bytes();
     let file = [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat();
     fs::write(folder.join("model.safetensors"), file).expect("writable");
-    let config = serde_json::json!({
-        "model_type": recipe.architecture, "hidden_size": HIDDEN, "intermediate_size": INTERMEDIATE,
+    let mut config = serde_json::json!({
+        "model_type": recipe.model_type(), "hidden_size": HIDDEN, "intermediate_size": INTERMEDIATE,
         "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM,
         "num_hidden_layers": LAYERS, "rms_norm_eps": 1e-5, "max_position_embeddings": CONTEXT, "hidden_act": "silu",
         "eos_token_id": 258, "tie_word_embeddings": true,
     });
+    if recipe.experts {
+        config["num_experts"] = EXPERTS.into();
+        config["num_experts_per_tok"] = EXPERTS_PER_TOKEN.into();
+        config["moe_intermediate_size"] = EXPERT_INTERMEDIATE.into();
+        config["norm_topk_prob"] = true.into();
+    }
+    if let Some(first) = recipe.window_from {
+        config["sliding_window"] = WINDOW.into();
+        config["use_sliding_window"] = true.into();
+        config["max_window_layers"] = first.into();
+    }
     fs::write(folder.join("config.json"), config.to_string()).expect("writable");
     fs::write(folder.join("tokenizer.json"), tokenizer_json().to_string()).expect("writable");
     let tokenizer_config = serde_json::json!({ "eos_token": { "content": "<|im_end|>" }, "chat_template": TEMPLATE });
@@ -190,6 +232,19 @@ fn tokenizer_json() -> serde_json::Value {
     })
 }
 
+/// A tensor of GGUF as a checkpoint of `transformers` has it: a stack of experts is a tensor for each.
+fn of_transformers(tensor: Tensor) -> Vec<Tensor> {
+    let name = hugging_face_name(&tensor.name);
+    let &[experts, n, k] = &tensor.shape[..] else { return vec![Tensor { name, ..tensor }] };
+    let expert = |(i, values): (usize, &[f32])| Tensor {
+        name: name.replace("{}", &i.to_string()),
+        shape: vec![n, k],
+        values: values.to_vec(),
+    };
+    assert_eq!(experts * n * k, tensor.values.len());
+    tensor.values.chunks_exact(n * k).enumerate().map(expert).collect()
+}
+
 fn hugging_face_name(gguf: &str) -> String {
     let names = [
         ("token_embd", "model.embed_tokens"),
@@ -203,6 +258,10 @@ fn hugging_face_name(gguf: &str) -> String {
         ("attn_k.", "self_attn.k_proj."),
         ("attn_v.", "self_attn.v_proj."),
         ("attn_output", "self_attn.o_proj"),
+        ("ffn_gate_inp", "mlp.gate"),
+        ("ffn_gate_exps", "mlp.experts.{}.gate_proj"),
+        ("ffn_up_exps", "mlp.experts.{}.up_proj"),
+        ("ffn_down_exps", "mlp.experts.{}.down_proj"),
         ("ffn_gate", "mlp.gate_proj"),
         ("ffn_up", "mlp.up_proj"),
         ("ffn_down", "mlp.down_proj"),

@@ -5,7 +5,7 @@ use std::thread;
 
 use qgemm_api::half::f16;
 use qgemm_api::{HostWeight, Model};
-use qgemm_model::Hyperparameters;
+use qgemm_model::{ExpertNumbers, Hyperparameters};
 
 /// Rows of features, one for each token.
 type Rows = Vec<Vec<f32>>;
@@ -61,32 +61,79 @@ impl Reference<'_> {
             for row in q[rows.clone()].iter_mut().enumerate().chain(k[rows.clone()].iter_mut().enumerate()) {
                 self.rotate(row.0, row.1);
             }
-            attended.extend(self.attention(&q[rows.clone()], &k[rows.clone()], &v[rows]));
+            let window = self.numbers.window_of(layer);
+            attended.extend(self.attention(&q[rows.clone()], &k[rows.clone()], &v[rows], window));
         }
         add(x, &self.unrounded(&name("attn_output"), &attended));
         let normed = self.normed(&name("ffn_norm"), x);
-        let (gate, up) = (self.unrounded(&name("ffn_gate"), &normed), self.unrounded(&name("ffn_up"), &normed));
-        let gated = gate.iter().zip(&up).map(|(gate, up)| {
-            let values = gate.iter().zip(up).map(|(g, u)| g / (1.0 + (-g).exp()) * u);
-            self.rounded(values.collect())
-        });
-        add(x, &self.unrounded(&name("ffn_down"), &gated.collect::<Rows>()));
+        let part = match self.numbers.experts {
+            Some(experts) => self.experts(&name, experts, &normed),
+            None => {
+                let [gate, up, down] = ["ffn_gate", "ffn_up", "ffn_down"].map(&name);
+                let gated = self.gated(&self.unrounded(&gate, &normed), &self.unrounded(&up, &normed));
+                self.unrounded(&down, &gated)
+            }
+        };
+        add(x, &part);
+    }
+
+    /// SiLU of the gate, times up.
+    fn gated(&self, gate: &[Vec<f32>], up: &[Vec<f32>]) -> Rows {
+        let of_row = |(gate, up): (&Vec<f32>, &Vec<f32>)| {
+            self.rounded(gate.iter().zip(up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect())
+        };
+        gate.iter().zip(up).map(of_row).collect()
+    }
+
+    /// Sums of each token's experts.
+    fn experts(&self, name: &dyn Fn(&str) -> String, experts: ExpertNumbers, x: &[Vec<f32>]) -> Rows {
+        let ExpertNumbers { count, per_token, renormalized, .. } = experts;
+        let logits = self.unrounded(&name("ffn_gate_inp"), x);
+        let stacks = ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"].map(|part| self.stack(&name(part), count));
+        let of_token = |(x, logits): (&Vec<f32>, &Vec<f32>)| {
+            let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let scores: Vec<f32> = logits.iter().map(|logit| (logit - most).exp()).collect();
+            let mut order: Vec<usize> = (0..count).collect();
+            order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
+            order.truncate(per_token);
+            let all = if renormalized { order.iter().map(|&e| scores[e]).sum() } else { scores.iter().sum::<f32>() };
+            let mut sum = vec![0.0; x.len()];
+            for expert in order {
+                let of = |stack: &[Rows], x: &[f32]| vec![stack[expert].iter().map(|row| dot(row, x)).collect()];
+                let gated = self.gated(&of(&stacks[0], x), &of(&stacks[1], x)).remove(0);
+                let [down] = &of(&stacks[2], &gated)[..] else { unreachable!("one token") };
+                let weight = scores[expert] / all;
+                sum.iter_mut().zip(down as &Vec<f32>).for_each(|(sum, v)| *sum += weight * v);
+            }
+            sum
+        };
+        x.iter().zip(&logits).map(of_token).collect()
+    }
+
+    /// Rows of each expert.
+    fn stack(&self, name: &str, count: usize) -> Vec<Rows> {
+        let experts = self.model.experts(name).expect("a stack");
+        let stacked = experts.stacked();
+        let pitch = stacked.n() / count;
+        let rows = |expert: usize| (0..experts.n()).map(move |n| stacked.dequantize_row(expert * pitch + n)).collect();
+        (0..count).map(rows).collect()
     }
 
     /// Causal attention of a sequence.
-    fn attention(&self, q: &[Vec<f32>], k: &[Vec<f32>], v: &[Vec<f32>]) -> Rows {
+    fn attention(&self, q: &[Vec<f32>], k: &[Vec<f32>], v: &[Vec<f32>], window: Option<usize>) -> Rows {
         let Hyperparameters { heads, kv_heads, head_dim, .. } = self.numbers;
         let head = |row: &[f32], head: usize| row[head * head_dim..][..head_dim].to_vec();
         let of_token = |(token, q): (usize, &Vec<f32>)| {
             let of_head = |h: usize| {
                 let (query, shared) = (head(q, h), h / (heads / kv_heads));
                 let score = |key: &Vec<f32>| dot(&query, &head(key, shared)) / (head_dim as f32).sqrt();
-                let scores: Vec<f32> = k[..=token].iter().map(score).collect();
+                let first = window.map_or(0, |keys| (token + 1).saturating_sub(keys));
+                let scores: Vec<f32> = k[first..=token].iter().map(score).collect();
                 let most = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                 let weights: Vec<f32> = scores.iter().map(|s| (s - most).exp()).collect();
                 let total: f32 = weights.iter().sum();
                 let mut sum = vec![0.0; head_dim];
-                for (weight, value) in weights.iter().zip(v) {
+                for (weight, value) in weights.iter().zip(&v[first..]) {
                     sum.iter_mut().zip(head(value, shared)).for_each(|(sum, v)| *sum += weight / total * v);
                 }
                 sum

@@ -1,7 +1,7 @@
 //! Plan of a fused weight on a device, on poisoned memory. Each
 //! segment has an output.
 
-use qgemm_api::{Buffer, Context, DeviceKind, FusedArgs, FusedProblem, FusedWeight, Plan};
+use qgemm_api::{Buffer, Context, DeviceKind, FusedArgs, FusedProblem, FusedWeight};
 use qgemm_formats::DType;
 
 use super::case::Case;
@@ -98,7 +98,7 @@ pub(super) fn multiply_fused(
         all.encode(&(0..case.m).flat_map(of_row).collect::<Vec<_>>())
     };
     Ok(Runs {
-        kernel: plan.products().map(Plan::kernel_name).collect::<Vec<_>>().join(", "),
+        kernel: plan.products().map(|product| product.kernel_name()).collect::<Vec<_>>().join(", "),
         kernel_id: plan.products().find_map(|product| product.kernel_id()),
         config: plan.products().find_map(|product| product.launch()).map(|launch| launch.config),
         d: all,

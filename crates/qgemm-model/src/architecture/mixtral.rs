@@ -1,0 +1,16 @@
+//! Mixtral: Mistral with layers of experts.
+
+use super::names::MIXTRAL as NAMES;
+use super::{Architecture, Experts, RotaryPairs, Window};
+
+/// The architecture. GGUF files call it `llama`.
+pub static MIXTRAL: Architecture = Architecture {
+    name: "mixtral",
+    model_type: "mixtral",
+    names: &NAMES,
+    gguf_rotary: RotaryPairs::Interleaved,
+    qkv_bias: false,
+    head_norms: false,
+    window: Window::AllLayers,
+    experts: Experts::Renormalized,
+};
