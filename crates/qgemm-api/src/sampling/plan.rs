@@ -227,7 +227,7 @@ impl SamplingPlan {
         run.write(O::AlternativeIds, alternative_ids)?;
         run.write(O::AlternativeLogProbabilities, alternatives)?;
         run.write(O::Status, status)?;
-        run.workspace(workspace.map(Into::into))?;
+        run.workspace(workspace.map(Workspace::view))?;
         run.launch(stream)
     }
 
