@@ -35,7 +35,6 @@ mod hyperparameters;
 mod kv_cache;
 mod language_model;
 mod page_pool;
-mod philox;
 mod rotary;
 mod sampler;
 mod session;

@@ -114,8 +114,8 @@ impl SamplingCase {
             SamplingLogits::Ties => rng.random_range(-2i32..3) as f32,
             SamplingLogits::Equal => -3.25,
             SamplingLogits::Extremes => match rng.random_range(0..8) {
-                0 => rng.random_range(-3e38..3e38),
-                1 => rng.random_range(-1e-38..1e-38),
+                0 => rng.random_range(-1.0f32..1.0) * 3e38,
+                1 => rng.random_range(-1.0f32..1.0) * 1e-38,
                 2 => -0.0,
                 3 => 0.0,
                 _ => rng.random_range(-9.0..9.0),
