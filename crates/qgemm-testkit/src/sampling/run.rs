@@ -208,7 +208,7 @@ fn check_log_probabilities(
     let tokens = |of: &LogProbabilities| of.alternatives.iter().map(|(id, _)| *id).collect::<Vec<_>>();
     let is_near = |id: u32, got: f32| {
         let exact = inputs.exact_log_probability(id);
-        (f64::from(got) - exact).abs() <= LOG_ERROR[0] + LOG_ERROR[1] * exact.abs() || f64::from(got) == exact
+        (f64::from(got) - exact).abs() <= LOG_ERROR[0] + LOG_ERROR[1] * exact.abs() || got == exact as f32
     };
     let all = || id.map(|id| (id, got.own)).into_iter().chain(got.alternatives.iter().copied());
     let are_near = all().all(|(id, got)| (id as usize) >= inputs.logits.len() || is_near(id, got));
