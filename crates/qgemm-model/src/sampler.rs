@@ -271,8 +271,7 @@ mod tests {
         let vocabulary = rows[0].0.len();
         let mut sampler = Sampler::new(&ctx, rows.len(), vocabulary).expect("a sampler");
         let logits: Vec<f32> = rows.iter().flat_map(|(logits, ..)| logits.iter().copied()).collect();
-        let draws: Vec<Draw<'_>> =
-            rows.iter().map(|(_, sampling, earlier)| Draw { sampling, earlier }).collect();
+        let draws: Vec<Draw<'_>> = rows.iter().map(|(_, sampling, earlier)| Draw { sampling, earlier }).collect();
         let logits = ctx.upload(&logits).expect("memory");
         sampler.sample(&ctx.default_stream(), &logits, &draws).expect("a working device")
     }
@@ -283,8 +282,12 @@ mod tests {
         let logits: &[f32] = &[3.0, 2.0, 2.0, f32::NEG_INFINITY];
         let penalized = Sampling { repetition_penalty: 2.0, ..greedy };
         let warm = Sampling { temperature: 1.0, top_k: 1, ..greedy };
-        let rows =
-            [(logits, greedy, &[0u32, 0][..]), (logits, penalized, &[0, 77]), (logits, warm, &[]), (logits, penalized, &[2])];
+        let rows = [
+            (logits, greedy, &[0u32, 0][..]),
+            (logits, penalized, &[0, 77]),
+            (logits, warm, &[]),
+            (logits, penalized, &[2]),
+        ];
         let ids: Vec<u32> = sample(&rows).into_iter().map(|sampled| sampled.expect("a token").id).collect();
         assert_eq!(ids, [0, 1, 0, 0]);
     }

@@ -65,7 +65,10 @@ mod tests {
     fn a_status_names_the_fault() {
         let says = |status| SamplingFault::of_status(status).map(|fault| fault.to_string());
         assert_eq!(says([0, 7, 7, 7]), None);
-        assert_eq!(says([1, 7, f32::NAN.to_bits(), 0]).as_deref(), Some("expected a finite logit or −∞ for token 7, got NaN"));
+        assert_eq!(
+            says([1, 7, f32::NAN.to_bits(), 0]).as_deref(),
+            Some("expected a finite logit or −∞ for token 7, got NaN")
+        );
         assert!(says([2, 0, 0, 0]).is_some_and(|text| text.contains("every logit is −∞")));
         assert_eq!(says([3, 1, 2f32.to_bits(), 0]).as_deref(), Some("top-p = 2: expected 0 to 1"));
         // Memory that no run wrote.

@@ -133,9 +133,7 @@ fn bound(step: LaunchStep, kind: SamplingStep, op: &CheckedSampling) -> LaunchSt
         None => step,
     };
     match kind {
-        SamplingStep::Penalize => {
-            keeps_orders(same(step, &[O::Logits, O::Parameters, O::Earlier, O::EarlierLengths]))
-        }
+        SamplingStep::Penalize => keeps_orders(same(step, &[O::Logits, O::Parameters, O::Earlier, O::EarlierLengths])),
         SamplingStep::Sample => keeps_orders(same(step, &[O::Logits, O::Parameters, O::Ids, O::Status])),
         SamplingStep::LogProbabilities => {
             let step = same(step, &[O::Logits, O::LogProbabilities]).bind(O::SampledIds, O::Ids);

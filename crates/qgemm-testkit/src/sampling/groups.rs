@@ -28,10 +28,10 @@ fn sizes() -> Vec<SamplingCase> {
     let sizes = [1, 2, 31, 32, 33, 255, 257, 1024, 1025, 2049, 5000];
     let case = |(i, vocabulary)| {
         let rules = [R::All, R::Argmax, R::TopP][i as usize % 3];
-        [SamplingCase { seed: i, ..SamplingCase::new(2, vocabulary, R::Temperature) }, SamplingCase {
-            seed: i,
-            ..SamplingCase::new(2, vocabulary, rules)
-        }]
+        [
+            SamplingCase { seed: i, ..SamplingCase::new(2, vocabulary, R::Temperature) },
+            SamplingCase { seed: i, ..SamplingCase::new(2, vocabulary, rules) },
+        ]
     };
     (1..).zip(sizes).flat_map(case).collect()
 }

@@ -105,11 +105,18 @@ impl Row<'_> {
         let weight = |order: u32| (below(order) / f64::from(parameters.temperature)).exp();
         let total: f64 = kept.iter().map(|&(order, _)| weight(order)).sum();
         let mut sum = 0.0;
-        let sums: Vec<f64> = kept.iter().map(|&(order, _)| { sum += weight(order) / total; sum }).collect();
+        let sums: Vec<f64> = kept
+            .iter()
+            .map(|&(order, _)| {
+                sum += weight(order) / total;
+                sum
+            })
+            .collect();
         // Tokens that are kept at least, and at most.
         let reaching = |share: f64| sums.iter().position(|&sum| sum >= share).map_or(kept.len(), |last| last + 1);
         let top_p = f64::from(parameters.top_p);
-        let counts = if top_p < 1.0 { reaching(top_p - margin)..=reaching(top_p + margin) } else { kept.len()..=kept.len() };
+        let counts =
+            if top_p < 1.0 { reaching(top_p - margin)..=reaching(top_p + margin) } else { kept.len()..=kept.len() };
         let min_p = f64::from(parameters.min_p);
         let uniform = f64::from(random_word(parameters.seed, parameters.position)) / WORDS;
         let allows = |kept: &[(u32, usize)], least: f64| {
@@ -120,7 +127,9 @@ impl Row<'_> {
             let own = kept.iter().find(|t| t.1 == id as usize).map(|t| weight(t.0) / total);
             own.is_some_and(|own| uniform >= before - margin && uniform <= before + own + margin)
         };
-        counts.into_iter().any(|count| [min_p - margin, min_p + margin].into_iter().any(|least| allows(&kept[..count], least)))
+        counts
+            .into_iter()
+            .any(|count| [min_p - margin, min_p + margin].into_iter().any(|least| allows(&kept[..count], least)))
     }
 
     /// Log-probabilities of `id` and of `count` alternatives.

@@ -145,9 +145,8 @@ fn run_on(ctx: &Context, plan: &SamplingPlan, case: &SamplingCase, stored: &Stor
 /// Judges every row.
 fn check(ctx: &Context, case: &SamplingCase, stored: &Stored, written: &Written) -> Result<(), Failure> {
     let is_exact = ctx.info().id.kind != DeviceKind::Wgpu;
-    let words = |operand: &Operand, bytes: &[u8]| -> Vec<u32> {
-        operand.decode(bytes).into_iter().map(f32::to_bits).collect()
-    };
+    let words =
+        |operand: &Operand, bytes: &[u8]| -> Vec<u32> { operand.decode(bytes).into_iter().map(f32::to_bits).collect() };
     let (ids, own) = (words(&stored.rows, &written.ids), words(&stored.rows, &written.own));
     let alternative_ids = words(&stored.listed, &written.alternative_ids);
     let alternatives = words(&stored.listed, &written.alternatives);

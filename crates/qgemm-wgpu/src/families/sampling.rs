@@ -105,8 +105,11 @@ impl Family<CheckedSampling> for Sampling {
             let shader = shader::compose_parts(THREADS, &[&COMMON, parts_of(kind)].concat());
             let compiled = Compiled::new(shared, interface(kind), NAME.to_owned(), shader)?;
             let kernel = SamplingKernel { compiled, shared: shared.clone(), op: *op, part_rows, kind };
-            let geometry =
-                Geometry { grid: kernel.grid(part_rows.min(op.rows)), threads: THREADS, shared_bytes: shared_bytes(kind) };
+            let geometry = Geometry {
+                grid: kernel.grid(part_rows.min(op.rows)),
+                threads: THREADS,
+                shared_bytes: shared_bytes(kind),
+            };
             let step = LaunchStep::new::<SamplingOperand>(kernel_of(NAME, kind, None), geometry, Arc::new(kernel));
             Ok(bound(step, kind, op))
         };
@@ -201,7 +204,11 @@ impl SamplingKernel {
     }
 
     /// Bindings and parameters of the dispatch of `rows`.
-    fn dispatch<'a>(&'a self, rows: Range<usize>, operands: &'a Operands<'a>) -> Result<Dispatch<'a, Params>, HalError> {
+    fn dispatch<'a>(
+        &'a self,
+        rows: Range<usize>,
+        operands: &'a Operands<'a>,
+    ) -> Result<Dispatch<'a, Params>, HalError> {
         use SamplingOperand as O;
         let (op, shared, count) = (&self.op, &self.shared, rows.len());
         let touched = |operand: O, words: Range<usize>| Touched {
@@ -216,9 +223,8 @@ impl SamplingKernel {
             let first = |row: usize| row * stride as usize;
             first(rows.start)..first(rows.end - 1) + width
         };
-        let read = |operand: O, words: Range<usize>| -> Result<Bound<'a>, HalError> {
-            touched(operand, words).bind(shared)
-        };
+        let read =
+            |operand: O, words: Range<usize>| -> Result<Bound<'a>, HalError> { touched(operand, words).bind(shared) };
         let written = |operand: O, words: Range<usize>| -> Result<Bound<'a>, HalError> {
             touched(operand, words).bind_written(shared)
         };

@@ -14,6 +14,8 @@ use qgemm_hal::op::sampling::{
 const DIGITS: [u32; 3] = [11, 11, 10];
 /// Bins of a histogram.
 const BINS: usize = 1 << 11;
+/// Logits that are compared together.
+const LANES: usize = 16;
 /// Tokens that are summed at a time when a running sum is searched.
 const CHUNK: usize = 4096;
 
@@ -21,43 +23,51 @@ const CHUNK: usize = 4096;
 pub type Sampled = (u32, [u32; STATUS_WORDS]);
 
 /// Samples a row. `orders` is memory for its orders.
-pub fn sample(
-    parameters: &SamplingParameters,
-    logits: &[f32],
-    earlier: Option<&[u32]>,
-    orders: &mut [u32],
-) -> Sampled {
+pub fn sample(parameters: &SamplingParameters, logits: &[f32], earlier: Option<&[u32]>, orders: &mut [u32]) -> Sampled {
     if let Some(refused) = parameters.refused() {
         return (NO_TOKEN, [STATUS_PARAMETER, refused.index as u32, refused.got.to_bits(), 0]);
     }
-    let is_scanned = parameters.is_argmax() && earlier.is_none();
-    let best = if is_scanned {
-        logits.iter().map(|&logit| order(logit)).max()
-    } else {
-        orders.iter_mut().zip(logits).for_each(|(to, &logit)| *to = order(logit));
-        penalize(orders, logits, earlier.unwrap_or_default(), parameters.repetition_penalty);
-        orders.iter().copied().max()
-    };
-    let best = best.unwrap_or(EXCLUDED);
-    let first_of_best = || {
-        let at = if is_scanned {
-            logits.iter().position(|&logit| order(logit) == best)
-        } else {
-            orders.iter().position(|&order| order == best)
-        };
-        at.unwrap_or(0)
-    };
+    let is_argmax = parameters.is_argmax();
+    if is_argmax && earlier.is_none() {
+        return argmax(logits);
+    }
+    orders.iter_mut().zip(logits).for_each(|(to, &logit)| *to = order(logit));
+    penalize(orders, logits, earlier.unwrap_or_default(), parameters.repetition_penalty);
+    let best = orders.iter().copied().max().unwrap_or(EXCLUDED);
+    let first_of_best = || orders.iter().position(|&order| order == best).unwrap_or(0);
     match best {
-        EXCLUDED => (NO_TOKEN, [STATUS_NO_CANDIDATE, 0, 0, 0]),
-        NON_FINITE => {
-            let at = first_of_best();
-            (NO_TOKEN, [STATUS_NON_FINITE, at as u32, logits[at].to_bits(), 0])
-        }
-        _ => {
-            let is_argmax = parameters.is_argmax();
-            let id = if is_argmax { first_of_best() as u32 } else { Draw::new(parameters, orders, best).token() };
-            (id, [STATUS_FINE, 0, 0, 0])
-        }
+        EXCLUDED | NON_FINITE => without_token(logits, best, first_of_best()),
+        _ if is_argmax => (first_of_best() as u32, FINE),
+        _ => (Draw::new(parameters, orders, best).token(), FINE),
+    }
+}
+
+/// Status of a row that has a token.
+const FINE: [u32; STATUS_WORDS] = [STATUS_FINE, 0, 0, 0];
+
+/// A row whose best order, first at `at`, is none of a finite logit.
+fn without_token(logits: &[f32], best: u32, at: usize) -> Sampled {
+    let status = match best {
+        EXCLUDED => [STATUS_NO_CANDIDATE, 0, 0, 0],
+        _ => [STATUS_NON_FINITE, at as u32, logits[at].to_bits(), 0],
+    };
+    (NO_TOKEN, status)
+}
+
+/// The best token, from two passes that compare vectors.
+fn argmax(logits: &[f32]) -> Sampled {
+    let (blocks, rest) = logits.as_chunks::<LANES>();
+    let mut best = [EXCLUDED; LANES];
+    for block in blocks {
+        best.iter_mut().zip(block).for_each(|(best, &logit)| *best = order(logit).max(*best));
+    }
+    let best = best.into_iter().chain(rest.iter().map(|&logit| order(logit))).max().unwrap_or(EXCLUDED);
+    let has_best = |block: &[f32; LANES]| block.iter().fold(false, |found, &logit| found | (order(logit) == best));
+    let first = blocks.iter().position(has_best).unwrap_or(blocks.len()) * LANES;
+    let at = logits[first..].iter().position(|&logit| order(logit) == best).map_or(0, |at| first + at);
+    match best {
+        EXCLUDED | NON_FINITE => without_token(logits, best, at),
+        _ => (at as u32, FINE),
     }
 }
 

@@ -20,25 +20,24 @@ const EXP: [f32; 8] = [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 /
 const ARTANH: [f32; 5] = [1.0 / 9.0, 1.0 / 7.0, 0.2, 1.0 / 3.0, 1.0];
 
 /// Order-preserving bits of a logit. Both zeros are equal.
+#[inline]
 pub fn order(logit: f32) -> u32 {
-    match logit {
-        f32::NEG_INFINITY => EXCLUDED,
-        _ if logit.is_nan() || logit == f32::INFINITY => NON_FINITE,
-        _ => {
-            // Adding 0 makes −0 equal to 0.
-            let bits = (logit + 0.0).to_bits();
-            if bits >> 31 == 1 { !bits } else { bits | 1 << 31 }
-        }
-    }
+    // Adding 0 makes −0 equal to 0.
+    let bits = (logit + 0.0).to_bits();
+    let ordered = bits ^ ((bits.cast_signed() >> 31).cast_unsigned() | 1 << 31);
+    let special = if logit == f32::NEG_INFINITY { EXCLUDED } else { NON_FINITE };
+    if logit.is_finite() { ordered } else { special }
 }
 
 /// The finite logit of an order.
+#[inline]
 pub fn logit_of(order: u32) -> f32 {
     f32::from_bits(if order >> 31 == 1 { order & !(1 << 31) } else { !order })
 }
 
 /// Repetition penalty: divides a positive logit, multiplies
 /// another one.
+#[inline]
 pub fn penalized(logit: f32, penalty: f32) -> f32 {
     if logit.is_nan() || logit == f32::INFINITY {
         return logit;
@@ -49,6 +48,7 @@ pub fn penalized(logit: f32, penalty: f32) -> f32 {
 
 /// Weight of a token whose logit is `below` the best (at most 0):
 /// `exp(below · inverse_temperature)` in units of 2⁻³¹.
+#[inline]
 pub fn weight(below: f32, inverse_temperature: f32) -> u32 {
     let exponent = below * inverse_temperature;
     if exponent.is_nan() || exponent < LEAST_EXPONENT {
@@ -64,6 +64,7 @@ pub fn weight(below: f32, inverse_temperature: f32) -> u32 {
 
 /// Natural logarithm of a sum of weights, in units of the best one.
 /// The sum is at least [`BEST_WEIGHT`].
+#[inline]
 pub fn log_sum(sum: u64) -> f32 {
     let top = 63 - sum.max(1).leading_zeros();
     let fraction = ((sum << (63 - top)) >> 40) as u32 & 0x7f_ffff;
@@ -76,23 +77,27 @@ pub fn log_sum(sum: u64) -> f32 {
     exponent as f32 * LN_2[0] + (exponent as f32 * LN_2[1] + of_mantissa)
 }
 
+#[inline]
 fn polynomial(coefficients: &[f32], x: f32) -> f32 {
     coefficients.iter().fold(0.0, |sum, coefficient| sum * x + coefficient)
 }
 
 /// Least weight of a token with probability `min_p` relative to the
 /// best token; at least 1.
+#[inline]
 pub fn least_weight(min_p: f32) -> u32 {
     ((min_p * BEST_WEIGHT as f32 + 0.5) as u32).max(1)
 }
 
 /// Part of the total weight that top-p keeps at least; at least 1.
+#[inline]
 pub fn kept_weight(top_p: f32, total: u64) -> u64 {
     const RANGE: f32 = 4_294_967_296.0;
     if top_p >= 1.0 { total } else { fraction_of(total, (top_p * RANGE) as u32).max(1) }
 }
 
 /// Whole part of `total · fraction / 2³²`.
+#[inline]
 pub fn fraction_of(total: u64, fraction: u32) -> u64 {
     let (high, low) = (total >> 32, total & u64::from(u32::MAX));
     high * u64::from(fraction) + ((low * u64::from(fraction)) >> 32)
@@ -101,6 +106,7 @@ pub fn fraction_of(total: u64, fraction: u32) -> u64 {
 /// Random word of the token at `position`: Philox4x32-10
 /// (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3").
 /// It depends on seed and position alone.
+#[inline]
 pub fn random_word(seed: u64, position: u64) -> u32 {
     philox([position as u32, (position >> 32) as u32, 0, 0], [seed as u32, (seed >> 32) as u32])[0]
 }
@@ -160,7 +166,10 @@ mod tests {
         let logits = [f32::NEG_INFINITY, f32::MIN, -1.5, -1e-45, 0.0, 1e-45, 2.5, f32::MAX, f32::INFINITY];
         let orders = logits.map(order);
         assert!(orders.is_sorted_by(|a, b| a < b), "{orders:x?}");
-        assert_eq!((orders[0], orders[8], order(f32::NAN), order(-f32::NAN)), (EXCLUDED, NON_FINITE, NON_FINITE, NON_FINITE));
+        assert_eq!(
+            (orders[0], orders[8], order(f32::NAN), order(-f32::NAN)),
+            (EXCLUDED, NON_FINITE, NON_FINITE, NON_FINITE)
+        );
         assert_eq!(order(-0.0), order(0.0));
         for logit in &logits[1..8] {
             assert_eq!(logit_of(order(*logit)), *logit);

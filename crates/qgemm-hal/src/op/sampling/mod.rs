@@ -146,7 +146,8 @@ impl CheckedSampling {
     /// Steps of a run in launch order.
     pub fn steps(&self) -> Vec<SamplingStep> {
         use SamplingStep as S;
-        let all = [(self.earlier.is_some(), S::Penalize), (true, S::Sample), (self.log_probabilities, S::LogProbabilities)];
+        let all =
+            [(self.earlier.is_some(), S::Penalize), (true, S::Sample), (self.log_probabilities, S::LogProbabilities)];
         all.into_iter().filter(|(runs, _)| *runs).map(|(_, step)| step).collect()
     }
 
@@ -250,8 +251,14 @@ mod tests {
     #[test]
     fn optional_operands_and_steps_follow_the_options() {
         let logits = Dense::rows_of(DType::F32, 1000);
-        let plain =
-            CheckedSampling { rows: 2, vocabulary: 1000, logits, earlier: None, log_probabilities: false, alternatives: 0 };
+        let plain = CheckedSampling {
+            rows: 2,
+            vocabulary: 1000,
+            logits,
+            earlier: None,
+            log_probabilities: false,
+            alternatives: 0,
+        };
         assert_eq!((plain.operands().len(), plain.steps().len(), plain.kept_bytes()), (4, 1, 0));
         assert_eq!(plain.traffic(), (2 * 1015 * 4) as f64);
         let earlier = Some(EarlierTokens { capacity: 7, row_stride: 8 });
