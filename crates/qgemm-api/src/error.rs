@@ -116,6 +116,14 @@ pub enum Error {
         /// Experts.
         experts: usize,
     },
+    /// A row of logits has no token. It is the first such row.
+    #[error("row {row}: {fault}")]
+    NotSampled {
+        /// The row.
+        row: usize,
+        /// Reason.
+        fault: crate::sampling::SamplingFault,
+    },
     /// An id of [`GatherRows`](crate::GatherRows) is outside the
     /// weight. It is the first in order of rows.
     #[error("row {row}: expected an id from 0 to {}, got {id}", .rows - 1)]

@@ -113,6 +113,7 @@ mod quantization;
 mod quantize;
 mod record;
 mod routing;
+mod sampling;
 mod tune;
 mod weight;
 mod workspace;
@@ -145,6 +146,7 @@ pub use quantization::{Quantization, QuantizationArgs, QuantizationPlan, Quantiz
 pub use quantize::quantize;
 pub use record::PlanRecord;
 pub use routing::{Routing, RoutingArgs, RoutingLists, RoutingPlan};
+pub use sampling::{EarlierArgs, SampledLogProbabilities, Sampling, SamplingArgs, SamplingFault, SamplingPlan};
 pub use tune::{
     Budget, TuneOutcome, TuneProblem, Tuned, TunedCandidate, Tuning, read_tuned, tuned_table_path, update_tuned,
 };
@@ -163,8 +165,8 @@ pub use qgemm_formats::{
 };
 pub use qgemm_hal::{
     Activation, Buffer, BufferMut, BufferRef, Combine, Device, DeviceId, DeviceInfo, DeviceKind, Event, ExpertFault,
-    ExpertGroups, FactorFormat, HalError, KvFormat, MaskBits, MatmulLayout, NormFunction, NormKind, Scoring, Stream,
-    UpdateKind, UpdateRule, XPrecision,
+    ExpertGroups, FactorFormat, HalError, KvFormat, MaskBits, MatmulLayout, NormFunction, NormKind, SamplingParameters,
+    Scoring, Stream, UpdateKind, UpdateRule, XPrecision,
 };
 pub use qgemm_sched::SchedError;
 
@@ -272,5 +274,6 @@ mod operations {
         Indexer: "indexer.md"
         Matmul: "matmul.md"
         QuantizedX: "quantized-x.md"
+        Sampling: "sampling.md"
     }
 }

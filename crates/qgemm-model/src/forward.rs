@@ -16,6 +16,7 @@ use crate::feed_forward::{ExpertMemory, FeedForwardArgs};
 use crate::hyperparameters::Hyperparameters;
 use crate::kv_cache::{CacheSize, KvCache};
 use crate::loader::normed_problem;
+use crate::sampler::{Draw, Sampled, Sampler};
 
 /// Most shapes whose plans are kept.
 const KEPT_SHAPES: usize = 64;
@@ -32,8 +33,8 @@ pub struct Sequence<'a> {
     pub length: usize,
     /// Pages of the session.
     pub pages: &'a [u32],
-    /// Whether logits of the last token are needed.
-    pub needs_logits: bool,
+    /// The token to sample after the last one, if it is wanted.
+    pub draw: Option<Draw<'a>>,
 }
 
 /// A decoder with its cache and memory for a step.
@@ -44,6 +45,7 @@ pub struct Forward {
     inputs: Inputs,
     activations: Activations,
     experts: Option<ExpertMemory>,
+    sampler: Sampler,
     workspace: Workspace,
     plans: HashMap<Shape, Plans>,
 }
@@ -133,15 +135,16 @@ impl Forward {
         let cache = KvCache::new(ctx, &decoder.numbers, size)?;
         let parts = decoder.layers.iter().map(|layer| &layer.feed_forward);
         let experts = ExpertMemory::new(ctx, parts, (&decoder.numbers, dtype), tokens)?;
+        let sampler = Sampler::new(ctx, sequences, decoder.vocabulary())?;
         let (workspace, plans) = (ctx.workspace(0)?, HashMap::new());
-        Ok(Self { ctx: ctx.clone(), decoder, cache, inputs, activations, experts, workspace, plans })
+        Ok(Self { ctx: ctx.clone(), decoder, cache, inputs, activations, experts, sampler, workspace, plans })
     }
 
-    /// Runs a step. Returns the logits of each sequence that needs them, in order.
+    /// Runs a step. Returns the token of each sequence that draws one, in order.
     ///
     /// # Errors
     /// A device error, after which the cache's new tokens are undefined; a step may be repeated.
-    pub fn run(&mut self, sequences: &[Sequence<'_>]) -> Result<Vec<Vec<f32>>, Error> {
+    pub fn run(&mut self, sequences: &[Sequence<'_>]) -> Result<Vec<Result<Sampled, Error>>, Error> {
         let shape = self.upload(sequences)?;
         if !self.plans.contains_key(&shape) {
             let plans = self.plan(shape)?;
@@ -157,7 +160,9 @@ impl Forward {
         for layer in 0..self.decoder.layers.len() {
             self.layer(&stream, shape, layer)?;
         }
-        self.logits(&stream, &wanted)
+        self.logits(&stream, &wanted)?;
+        let draws: Vec<Draw<'_>> = sequences.iter().filter_map(|sequence| sequence.draw).collect();
+        if draws.is_empty() { Ok(Vec::new()) } else { self.sampler.sample(&stream, &self.activations.logits, &draws) }
     }
 
     /// Uploads ids, offsets, lengths and the block table.
@@ -330,8 +335,8 @@ impl Forward {
     }
 
     /// Logits of rows of the residual stream.
-    fn logits(&mut self, stream: &Stream, wanted: &[usize]) -> Result<Vec<Vec<f32>>, Error> {
-        let (Some(&first), count) = (wanted.first(), wanted.len()) else { return Ok(Vec::new()) };
+    fn logits(&mut self, stream: &Stream, wanted: &[usize]) -> Result<(), Error> {
+        let (Some(&first), count) = (wanted.first(), wanted.len()) else { return Ok(()) };
         let row = self.decoder.numbers.hidden * DType::F32.bytes();
         let Activations { x, last, logits, .. } = &mut self.activations;
         let is_contiguous = wanted.iter().enumerate().all(|(i, &at)| at == first + i);
@@ -347,19 +352,16 @@ impl Forward {
             last.view()
         };
         let gamma = Some(&self.decoder.output_norm);
-        self.decoder.head.run(stream, count, rows, &mut *logits, gamma, &mut self.workspace)?;
-        let vocabulary = self.decoder.vocabulary();
-        let values: Vec<f32> = self.ctx.download(logits.slice(0..count * vocabulary * DType::F32.bytes())?)?;
-        Ok(values.chunks_exact(vocabulary).map(<[f32]>::to_vec).collect())
+        self.decoder.head.run(stream, count, rows, logits, gamma, &mut self.workspace)
     }
 }
 
-/// Rows of the last tokens of sequences that need logits.
+/// Rows of the last tokens of sequences that draw a token.
 fn wanted_rows(sequences: &[Sequence<'_>]) -> Vec<usize> {
     let mut end = 0;
     let last = |sequence: &Sequence<'_>| {
         end += sequence.ids.len();
-        sequence.needs_logits.then(|| end - 1)
+        sequence.draw.map(|_| end - 1)
     };
     sequences.iter().filter_map(last).collect()
 }

@@ -37,7 +37,6 @@ mod kv_cache;
 mod language_model;
 mod loader;
 mod page_pool;
-mod philox;
 mod rotary;
 mod sampler;
 mod session;

@@ -63,7 +63,8 @@ fn steps_compute_what_a_plain_forward_pass_does() {
         [(LLAMA, true), (Recipe { rotary_factors: true, ..LLAMA }, true), (QWEN2, false), (QWEN3, false)]
     {
         let path = write_gguf(folder.path(), &recipe);
-        let numbers = *LanguageModel::open(&ctx, &path, Precision::default()).expect("a model").hyperparameters();
+        let loaded = LanguageModel::open(&ctx, &path, Precision::default()).expect("a model");
+        let numbers = loaded.hyperparameters().clone();
         let opened = open_model(&path).expect("a model");
         let reference = Reference { model: &opened, numbers, rotary_base: 10_000.0, interleaved, rounds: false };
         let wanted = reference.logits(&[(&tokens, 0)]).remove(0);
