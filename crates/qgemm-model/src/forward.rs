@@ -10,7 +10,7 @@ use qgemm_api::{
     NormFunction, NormPlan, Queries, Stream, Workspace,
 };
 
-use crate::decoder::{Decoder, Layer, Projection, Qkv};
+use crate::decoder::{Decoder, Projection, Qkv};
 use crate::error::Error;
 use crate::feed_forward::{ExpertMemory, FeedForwardArgs};
 use crate::hyperparameters::Hyperparameters;
@@ -95,8 +95,8 @@ struct Plans {
     ffn_norm: Option<NormPlan>,
     /// Norms of the heads of queries and keys.
     head_norms: Option<[NormPlan; 2]>,
-    /// Fused QKV by layer; none where the projections are separate.
-    qkv: Vec<Option<FusedPlan>>,
+    /// Query, key and value projections by layer.
+    qkv: Vec<FusedPlan>,
     workspace_bytes: usize,
 }
 
@@ -219,10 +219,11 @@ impl Forward {
             ctx.plan_norm(&Norm::new(tokens * heads, head_dim, dtype, function).d_in_place())
         };
         let has_head_norms = decoder.layers.iter().any(|layer| layer.head_norms.is_some());
-        let qkv = decoder.layers.iter().map(|layer| self.plan_qkv(layer, tokens)).collect::<Result<Vec<_>, _>>()?;
+        let qkv =
+            decoder.layers.iter().map(|layer| self.plan_qkv(&layer.qkv, tokens)).collect::<Result<Vec<_>, _>>()?;
         let function = NormFunction::rms(eps).gamma(DType::F32);
         let ffn_norm = Norm::new(tokens, hidden, DType::F32, function).d_dtype(dtype);
-        let fused = qkv.iter().flatten().map(FusedPlan::workspace_bytes).max().unwrap_or(0);
+        let fused = qkv.iter().map(FusedPlan::workspace_bytes).max().unwrap_or(0);
         Ok(Plans {
             embedding: ctx.plan_gather_rows(&GatherRows::new(&decoder.embedding, tokens))?,
             append: ctx.plan_kv_append(&self.cache.describe_append(append))?,
@@ -234,8 +235,7 @@ impl Forward {
         })
     }
 
-    fn plan_qkv(&self, layer: &Layer, tokens: usize) -> Result<Option<FusedPlan>, Error> {
-        let Qkv::Fused { weight, bias } = &layer.qkv else { return Ok(None) };
+    fn plan_qkv(&self, Qkv { weight, bias }: &Qkv, tokens: usize) -> Result<FusedPlan, Error> {
         let Decoder { precision, numbers, .. } = &*self.decoder;
         let mut problem = FusedProblem::new(weight, tokens, DType::F32);
         for segment in 0..weight.segments() {
@@ -245,7 +245,7 @@ impl Forward {
             let p = normed_problem(p, *precision, numbers.eps);
             if bias.is_some() { p.bias(DType::F32) } else { p }
         });
-        Ok(Some(self.ctx.plan_fused(&problem)?))
+        Ok(self.ctx.plan_fused(&problem)?)
     }
 
     /// Makes the workspace large enough for all plans of the step.
@@ -256,9 +256,6 @@ impl Forward {
             Ok::<_, Error>(())
         };
         for layer in &self.decoder.layers {
-            if let Qkv::Separate(parts) = &layer.qkv {
-                parts.iter().try_for_each(|part| needs(part, shape.tokens))?;
-            }
             needs(&layer.attention_output, shape.tokens)?;
             layer.feed_forward.products().into_iter().try_for_each(|p| needs(p, shape.tokens))?;
         }
@@ -315,23 +312,12 @@ impl Forward {
     /// Query, key and value of a layer.
     fn qkv(&mut self, stream: &Stream, shape: Shape, index: usize) -> Result<(), Error> {
         let layer = &self.decoder.layers[index];
-        let gamma = &layer.attention_norm;
+        let Qkv { weight, bias } = &layer.qkv;
         let Activations { x, q, k, v, .. } = &mut self.activations;
-        match (&layer.qkv, &self.plans[&shape].qkv[index]) {
-            (Qkv::Fused { weight, bias }, Some(plan)) => {
-                let mut outputs: [BufferMut<'_>; 3] = [q.into(), k.into(), v.into()];
-                let mut args = FusedArgs::new(&*x, weight, &mut outputs, &mut self.workspace);
-                (args.bias, args.gamma) = (bias.as_ref().map(Buffer::view), Some(gamma.view()));
-                Ok(plan.run(stream, args)?)
-            }
-            (Qkv::Separate(parts), _) => {
-                for (part, d) in parts.iter().zip([q, k, v]) {
-                    part.run(stream, shape.tokens, &*x, d, Some(gamma), &mut self.workspace)?;
-                }
-                Ok(())
-            }
-            (Qkv::Fused { .. }, None) => unreachable!("fused projections are planned"),
-        }
+        let mut outputs: [BufferMut<'_>; 3] = [q.into(), k.into(), v.into()];
+        let mut args = FusedArgs::new(&*x, weight, &mut outputs, &mut self.workspace);
+        (args.bias, args.gamma) = (bias.as_ref().map(Buffer::view), Some(layer.attention_norm.view()));
+        Ok(self.plans[&shape].qkv[index].run(stream, args)?)
     }
 
     /// Logits of rows of the residual stream.
