@@ -6,7 +6,7 @@ use std::path::Path;
 use qgemm_api::exec::{ExecPlan, RegionKind};
 use qgemm_api::{
     Args, Context, DType, DeviceKind, Error, KvFormat, LoadedPlan, Model, OpWeights, PlanArena, PlanOptions,
-    PlanWeights, Problem, half::f16, open_model,
+    PlanWeights, Problem, SamplingParameters, half::f16, open_model,
 };
 
 mod common {
@@ -37,8 +37,16 @@ impl Program {
     fn step(&mut self, tokens: &[u32], lengths: &[u32]) -> Vec<f32> {
         self.put("tokens", tokens);
         self.put("kv_lengths", lengths);
-        self.loaded.step(&self.ctx.default_stream(), &mut self.arena, &self.weights).expect("it runs");
+        self.run();
         self.read("logits")
+    }
+
+    fn run(&mut self) {
+        self.loaded.step(&self.ctx.default_stream(), &mut self.arena, &self.weights).expect("it runs");
+    }
+
+    fn words(&self, name: &str) -> Vec<u32> {
+        self.ctx.download(self.arena.region(name).expect("planned")).expect("readable")
     }
 
     fn put(&mut self, name: &str, words: &[u32]) {
@@ -146,6 +154,56 @@ fn caches_of_other_formats_and_pages_give_the_same_logits() {
                 );
             }
         }
+    }
+}
+
+/// A prompt's plan hands its cache to that of a decoding step, which feeds itself: tokens
+/// stay on the device.
+#[test]
+fn a_sampled_token_is_the_input_of_the_next_step() {
+    let folder = Folder::new();
+    let path = folder.model("llama", &dense(2));
+    for ctx in devices_and_emulator("a_sampled_token_is_the_input_of_the_next_step") {
+        let greedy = SamplingParameters { temperature: 0.0, ..SamplingParameters::default() };
+        let (tokens, page_size) = ([7u32, 3, 70], 4);
+        let paged = |mut options: PlanOptions| {
+            (options.page_size, options.pages, options.sampling) = (Some(page_size), Some(20), true);
+            options
+        };
+        let start = Program::new(&ctx, &path, &paged(prompt(tokens.len())));
+        let next = Program::new(&ctx, &path, &paged(PlanOptions::new(1)));
+        let arena = start.loaded.arena_beside(&[&next.loaded]).expect("memory").check_canaries(true);
+        let mut start = Program { arena, ..start };
+        let inputs = |program: &mut Program, length: u32| {
+            program.put("kv_lengths", &[length]);
+            program.put("block_table", &(0..CONTEXT.div_ceil(page_size) as u32).collect::<Vec<_>>());
+            program.put("sampling_parameters", &greedy.words());
+        };
+        inputs(&mut start, 3);
+        start.put("tokens", &tokens);
+        start.run();
+        let mut sampled = start.words("sampled");
+        next.loaded.enter(&mut start.arena).expect("the same caches");
+        let mut next = Program { arena: start.arena, ..next };
+        next.put("tokens", &sampled);
+        for length in 4..8 {
+            inputs(&mut next, length);
+            next.run();
+            sampled.extend(next.words("tokens"));
+        }
+        // The same by logits on the host.
+        let mut plain = Program::new(&ctx, &path, &PlanOptions::new(1));
+        let mut all = tokens.to_vec();
+        for length in 1..=7 {
+            let logits = plain.step(&[all[length - 1]], &[length as u32]);
+            let best = (0..VOCABULARY as u32).rev().max_by(|&a, &b| logits[a as usize].total_cmp(&logits[b as usize]));
+            if all.len() == length {
+                all.extend(best);
+            }
+        }
+        assert_eq!(sampled, all[3..], "{}", ctx.info().id);
+        let other = plain.loaded.enter(&mut next.arena);
+        assert!(matches!(other, Err(Error::PlanMismatch { .. })), "{other:?}");
     }
 }
 

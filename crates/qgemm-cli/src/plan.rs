@@ -36,6 +36,13 @@ pub struct Args {
     /// Tokens of a page of the KV cache (default: no pages).
     #[arg(long)]
     page_size: Option<usize>,
+    /// Pages of the cache, which plans of other batches share (default:
+    /// enough for the capacity of all sequences).
+    #[arg(long, requires = "page_size")]
+    pages: Option<usize>,
+    /// Sample the next token of each sequence.
+    #[arg(long)]
+    sampling: bool,
     /// Device: cpu, cuda:0, wgpu:0, auto (the best available), or a
     /// chip that need not be present, such as emu:sm90.
     #[arg(long, default_value = "auto")]
@@ -81,8 +88,8 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
             let mut options = PlanOptions::new(args.batch);
             (options.sequences, options.context) = (args.sequences, args.context);
             (options.x_dtype, options.x_precision, options.train) = (args.x_dtype, args.x_precision, args.train);
-            (options.all_logits, options.kv_format, options.page_size) =
-                (args.all_logits, args.kv_format, args.page_size);
+            (options.kv_format, options.page_size, options.pages) = (args.kv_format, args.page_size, args.pages);
+            (options.all_logits, options.sampling) = (args.all_logits, args.sampling);
             // First, so that an unwritable output does not waste the work.
             let file = args.output.as_ref().map(|path| WholeFile::create(path, Existing::Replace)).transpose()?;
             let plan = ctx.plan_model(&args.model, &options)?;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use qgemm_hal::{Buffer, BufferMut, BufferRef, Device, Stream};
 
+use super::check::expect;
 use super::file::{MemoryPlan, Region, RegionKind};
 use crate::error::Error;
 
@@ -49,9 +50,10 @@ pub(super) struct RunMemory<'a> {
 }
 
 impl PlanArena {
-    pub(super) fn new(device: &dyn Device, regions: &Arc<Regions>) -> Result<Self, Error> {
+    /// An arena of at least `bytes`.
+    pub(super) fn new(device: &dyn Device, regions: &Arc<Regions>, bytes: usize) -> Result<Self, Error> {
         Ok(Self {
-            buffer: device.allocate(regions.bytes, "a plan's arena")?,
+            buffer: device.allocate(regions.bytes.max(bytes), "a plan's arena")?,
             armed: vec![false; regions.all.len()],
             regions: Arc::clone(regions),
             checks: cfg!(debug_assertions),
@@ -103,6 +105,19 @@ impl PlanArena {
         Ok(self.buffer.slice_mut(range)?)
     }
 
+    /// Takes other regions in the same memory. Fails where the caches differ or the memory is
+    /// too short, and changes nothing then.
+    pub(super) fn take_regions(&mut self, regions: &Arc<Regions>) -> Result<(), Error> {
+        expect("memory.regions of kv_cache", self.regions.caches(), regions.caches())?;
+        let (expected, got) = (regions.bytes(), self.buffer.len());
+        if got < expected {
+            return Err(Error::BufferTooShort { operand: "memory of a plan", expected, got });
+        }
+        self.armed = vec![false; regions.all.len()];
+        self.regions = Arc::clone(regions);
+        Ok(())
+    }
+
     /// The memory for a run.
     pub(super) fn run_memory(&mut self) -> RunMemory<'_> {
         RunMemory { memory: self.buffer.view_mut(), regions: &self.regions }
@@ -150,6 +165,13 @@ impl Regions {
         let by_name = all.iter().enumerate().map(|(place, region)| (region.name.clone(), place)).collect();
         let (start, bytes) = (plan.weights_end, plan.arena_bytes - plan.weights_end);
         Self { all, by_name, start, bytes, canary: plan.canary_value }
+    }
+
+    /// Names and places of the KV caches, as text.
+    fn caches(&self) -> String {
+        let caches = self.all.iter().filter(|region| region.kind == RegionKind::KvCache);
+        let places = caches.map(|region| format!("{} {}+{}", region.name, region.offset - self.start, region.bytes));
+        places.collect::<Vec<_>>().join(", ")
     }
 
     /// Bytes of the memory.

@@ -37,6 +37,9 @@ pub struct PlanOptions {
     /// Tokens of a page of the cache, whose block table is an input of the step. By default
     /// each sequence has rows of its own.
     pub page_size: Option<usize>,
+    /// Pages of the cache, which plans of other batches share. By default enough for the
+    /// capacity of all sequences.
+    pub pages: Option<usize>,
     /// Element type of activations. Logits, and the residual stream in inference of decoders,
     /// are f32.
     pub x_dtype: DType,
@@ -45,6 +48,9 @@ pub struct PlanOptions {
     /// Whether the head computes logits of all tokens, as in training, instead of each
     /// sequence's last token.
     pub all_logits: bool,
+    /// Whether the step samples the next token of each sequence. A decoding step writes it to
+    /// its own `tokens`, for the next step; a prompt writes it to `sampled`.
+    pub sampling: bool,
     /// Whether to add a training step: gradients and two-moment optimizer state.
     pub train: bool,
 }
@@ -53,16 +59,18 @@ impl PlanOptions {
     /// Inference step of `batch` tokens with f16 activations.
     pub fn new(batch: usize) -> Self {
         let (sequences, context, x_precision) = (None, None, XPrecision::default());
-        let (kv_format, page_size) = (None, None);
+        let (kv_format, page_size, pages) = (None, None, None);
         Self {
             batch,
             sequences,
             context,
             kv_format,
             page_size,
+            pages,
             x_dtype: DType::F16,
             x_precision,
             all_logits: false,
+            sampling: false,
             train: false,
         }
     }

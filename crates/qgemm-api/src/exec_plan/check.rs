@@ -155,9 +155,15 @@ impl OpChecks<'_> {
                 self.record(&self.ctx.explain_kv_append(&op.as_kv_append()?)?)?;
             }
             ("attention", None) => self.record(&self.ctx.explain_attention(&op.as_attention()?)?)?,
+            ("sampling", None) => {
+                if op.parameters.is_none() || op.status.is_none() {
+                    self.expect("parameters", "regions of parameters and status", "none of one")?;
+                }
+                self.record(&self.ctx.explain_sampling(&op.as_sampling())?)?;
+            }
             ("optimizer", None) => self.record(&self.ctx.explain_optimizer(&op.as_optimizer()?)?)?,
             (operation, _) => {
-                const KNOWN: &str = "gemm, experts, gradient or gather_rows with a weight, matmul, routing, norm, kv_append, attention, or optimizer";
+                const KNOWN: &str = "gemm, experts, gradient or gather_rows with a weight, matmul, routing, norm, kv_append, attention, sampling, or optimizer";
                 self.expect("operation", KNOWN, operation)?;
             }
         }
@@ -335,6 +341,7 @@ impl OpChecks<'_> {
             ("experts", true) => (matrix(m, k, &op.x_dtype), matrix(tokens, n, &op.d_dtype)),
             ("experts", false) => (matrix(tokens, k, &op.x_dtype), matrix(m, n, &op.d_dtype)),
             ("routing", _) => (matrix(m, n, &op.x_dtype), matrix(m, k, &op.d_dtype)),
+            ("sampling", _) => (matrix(m, n, &op.x_dtype), matrix(m, 1, &op.d_dtype)),
             ("gather_rows", _) => (matrix(m, 1, &op.x_dtype), matrix(m, n, &op.d_dtype)),
             // The cache's format sizes D.
             ("kv_append", _) => (matrix(m, k, &op.x_dtype), Some(0)),

@@ -11,6 +11,7 @@ use crate::gradient::Gradient;
 use crate::matmul::Matmul;
 use crate::record::Sizes;
 use crate::routing::Routing;
+use crate::sampling::Sampling;
 
 impl PlannedOp {
     /// Problem of a `gradient`.
@@ -22,6 +23,11 @@ impl PlannedOp {
     /// Problem of a `gather_rows` from a table.
     pub(super) fn as_gather_rows(&self, table: &DescribedWeight) -> Result<GatherRows, Error> {
         Ok(GatherRows::of_described(table, self.shape.m).d_dtype(self.d_dtype.parse()?))
+    }
+
+    /// Problem of a `sampling`.
+    pub(super) fn as_sampling(&self) -> Sampling {
+        Sampling::new(self.shape.m, self.shape.n)
     }
 
     /// Problem of a `routing`.

@@ -1,16 +1,17 @@
-//! First and last operations of a model: embedding and head.
+//! First and last operations of a model: embedding, head and sampling.
 
 use qgemm_formats::DType;
-use qgemm_hal::{Activation, XPrecision};
+use qgemm_hal::{Activation, SamplingParameters, XPrecision};
 
 use super::architecture::Matrix;
 use super::build::{Buffer, Builder};
-use super::file::{PlannedOp, RegionKind};
+use super::file::{PlannedOp, PlannedWeight, RegionKind};
 use super::layers::LENGTHS;
 use super::product::{Product, describe, known, op, planned_weight};
 use crate::error::Error;
 use crate::gather_rows::GatherRows;
 use crate::record::Sizes;
+use crate::sampling::Sampling;
 
 /// Region of the tokens of a step.
 const TOKENS: &str = "tokens";
@@ -19,7 +20,9 @@ const TABLE: &str = "token_embd.weight";
 /// Operation of the head.
 const HEAD: &str = "output";
 /// Bytes of the status of a gather.
-pub(super) const GATHER_STATUS_BYTES: usize = 16;
+const GATHER_STATUS_BYTES: usize = 16;
+/// Bytes of the status of a sampled row.
+const SAMPLING_STATUS_BYTES: usize = 16;
 
 impl Builder<'_> {
     /// Adds the input of the first layer, `columns` features a token.
@@ -30,8 +33,9 @@ impl Builder<'_> {
             Some(table) => {
                 let tokens = self.input(TOKENS, self.options.batch);
                 let lengths = (!self.options.train).then(|| self.input(LENGTHS, self.sequences));
-                let inputs: Vec<Buffer> =
-                    std::iter::once(tokens.clone()).chain(lengths).chain(self.block_table()).collect();
+                let parameters = self.samples().then(|| self.sampling_parameters());
+                let others = [lengths, self.block_table(), parameters].into_iter().flatten();
+                let inputs: Vec<Buffer> = std::iter::once(tokens.clone()).chain(others).collect();
                 self.step("inputs", TOKENS, &[], &inputs)?;
                 self.gather(table, &tokens, &hidden)?;
                 Ok(hidden)
@@ -54,10 +58,44 @@ impl Builder<'_> {
         let x = self.norm("output_norm".into(), &network.outer_norm, hidden, normed)?;
         let d = Buffer { dtype: DType::F32, rows, ..self.activation("logits", head.n) };
         self.product(Product::new(HEAD, head, x, d.clone()))?;
-        match self.options.train {
-            true => Ok(()),
-            false => self.step("sampling", &d.name, std::slice::from_ref(&d), &[]),
+        match (self.options.train, self.samples()) {
+            (true, _) => Ok(()),
+            (false, true) => self.sampling(&d),
+            (false, false) => self.step("sampling", &d.name, std::slice::from_ref(&d), &[]),
         }
+    }
+
+    /// Whether the step samples.
+    fn samples(&self) -> bool {
+        self.options.sampling && !self.options.all_logits && !self.options.train
+    }
+
+    /// Adds the sampling of a token for each row of logits.
+    fn sampling(&mut self, logits: &Buffer) -> Result<(), Error> {
+        let described = Sampling::new(logits.rows, logits.columns);
+        let ctx = self.ctx;
+        let record = known(&mut self.planned, format!("{described:?}"), || ctx.explain_sampling(&described))?;
+        let decodes = self.sequences == self.options.batch;
+        let d = self.input(if decodes { TOKENS } else { "sampled" }, logits.rows);
+        let parameters = self.sampling_parameters();
+        let status = "sampling.status".to_owned();
+        self.out.uses(&logits.name, logits.kind, logits.bytes()?);
+        self.out.uses(&parameters.name, parameters.kind, parameters.bytes()?);
+        self.out.uses(&status, RegionKind::Input, logits.rows.saturating_mul(SAMPLING_STATUS_BYTES));
+        let op = PlannedOp {
+            shape: Sizes { m: logits.rows, n: logits.columns, k: 1 },
+            d_dtype: "i32".into(),
+            parameters: Some(parameters.name),
+            status: Some(status),
+            ..op("sampling".into(), [logits, &d], (Activation::Identity, XPrecision::Exact), &record)?
+        };
+        self.push(op, &d, std::slice::from_ref(&logits.name))
+    }
+
+    /// Parameters of a sampling, an input of the caller.
+    fn sampling_parameters(&self) -> Buffer {
+        let columns = SamplingParameters::WORDS;
+        Buffer { columns, ..self.input("sampling_parameters", self.sequences) }
     }
 
     /// Adds the rows of `table` that the tokens name.
@@ -68,7 +106,7 @@ impl Builder<'_> {
         let record = known(&mut self.planned, format!("{gather:?}"), || ctx.explain_gather_rows(&gather))?;
         let is_tied = self.network.head.as_ref().is_some_and(|head| head.tensor == table.tensor);
         let region = if is_tied { format!("{HEAD}.weight") } else { TABLE.to_owned() };
-        let weight = super::file::PlannedWeight { region, ..planned_weight(table, &described, described.bytes()) };
+        let weight = PlannedWeight { region, ..planned_weight(table, &described, described.bytes()) };
         let status = format!("{TOKENS}.status");
         self.out.uses(&weight.region, RegionKind::Weight, weight.bytes);
         self.out.uses(&tokens.name, tokens.kind, tokens.bytes()?);

@@ -122,8 +122,8 @@ pub struct PlannedOp {
     pub op_id: String,
     /// Phase.
     pub phase: Phase,
-    /// Operation: `gather_rows`, `gemm`, `experts`, `routing`, `norm`, `kv_append` or
-    /// `attention`.
+    /// Operation: `gather_rows`, `gemm`, `experts`, `routing`, `norm`, `kv_append`,
+    /// `attention` or `sampling`.
     /// In the backward phase `gradient` (dX), `matmul` (dW) or `optimizer`.
     pub operation: String,
     /// Kernel id.
@@ -136,6 +136,7 @@ pub struct PlannedOp {
     ///   `gradient` swaps N and K.
     /// - `routing`: tokens, experts, experts per token.
     /// - `gather_rows`: tokens, features, rows of the table.
+    /// - `sampling`: rows of logits, vocabulary, 1.
     /// - `matmul`: output features, input features, tokens.
     /// - `norm`, `optimizer`: rows, columns.
     /// - `attention`, `kv_append`: tokens, features of the result (of a
@@ -182,6 +183,10 @@ pub struct PlannedOp {
     /// Region of the router weights.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub router_weights: Option<String>,
+    /// Region of the parameters of a `sampling`: 10 words a row
+    /// ([`SamplingParameters::words`](crate::SamplingParameters::words)).
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub parameters: Option<String>,
     /// Region of the status.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub status: Option<String>,

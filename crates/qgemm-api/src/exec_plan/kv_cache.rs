@@ -63,7 +63,8 @@ impl Builder<'_> {
         let format = self.options.kv_format.filter(|_| !self.options.train);
         let pages = match self.options.page_size.filter(|_| !self.options.train) {
             Some(size) => {
-                let count = self.context.div_ceil(size).checked_mul(self.sequences).ok_or_else(too_large)?;
+                let enough = self.context.div_ceil(size).checked_mul(self.sequences).ok_or_else(too_large)?;
+                let count = self.options.pages.unwrap_or(enough);
                 Some(PlannedPages { count, size, table: BLOCK_TABLE.into() })
             }
             None => None,

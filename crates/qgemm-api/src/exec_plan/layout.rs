@@ -28,13 +28,14 @@ pub(super) fn reserved(bytes: usize) -> Option<usize> {
 
 /// Places all regions. `None` when the sizes overflow.
 ///
-/// Permanent regions come first, weights before all. The others follow by start
+/// Permanent regions come first: weights, then KV caches, which plans of other batches share. The others follow by start
 /// of lifetime, longer ones first, each at the lowest free offset.
 pub(super) fn place(mut wanted: Vec<Wanted>) -> Option<MemoryPlan> {
     let order = |w: &Wanted| match w.kind {
         RegionKind::Weight => (0, 0),
-        RegionKind::Workspace | RegionKind::KvCache | RegionKind::Input => (1, 0),
-        _ => (2, w.first_op),
+        RegionKind::KvCache => (1, 0),
+        RegionKind::Workspace | RegionKind::Input => (2, 0),
+        _ => (3, w.first_op),
     };
     wanted.sort_by(|a, b| order(a).cmp(&order(b)).then(b.bytes.cmp(&a.bytes)).then(a.name.cmp(&b.name)));
     let mut regions: Vec<Region> = Vec::with_capacity(wanted.len());

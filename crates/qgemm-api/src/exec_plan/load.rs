@@ -82,7 +82,28 @@ impl LoadedPlan {
     /// # Errors
     /// A device error such as out of memory.
     pub fn arena(&self) -> Result<PlanArena, Error> {
-        PlanArena::new(&**self.ctx.device(), &self.regions)
+        PlanArena::new(&**self.ctx.device(), &self.regions, 0)
+    }
+
+    /// [`LoadedPlan::arena`] with memory for `others`, too, which can
+    /// [enter](LoadedPlan::enter) it.
+    ///
+    /// # Errors
+    /// A device error such as out of memory.
+    pub fn arena_beside(&self, others: &[&Self]) -> Result<PlanArena, Error> {
+        let bytes = others.iter().map(|other| other.regions.bytes()).max().unwrap_or(0);
+        PlanArena::new(&**self.ctx.device(), &self.regions, bytes)
+    }
+
+    /// Makes the arena of another plan of the model that of this one, such as a prompt's that
+    /// of a decoding step. KV caches keep their contents, nothing else does.
+    ///
+    /// # Errors
+    /// [`Error::PlanMismatch`] when the caches differ in name, place or size;
+    /// [`Error::BufferTooShort`] when the memory is too short
+    /// ([`LoadedPlan::arena_beside`] makes enough). The arena is as before then.
+    pub fn enter(&self, arena: &mut PlanArena) -> Result<(), Error> {
+        arena.take_regions(&self.regions)
     }
 
     /// Byte range of a mutable region in the memory of an arena

@@ -2,7 +2,7 @@
 //! cache, attention, optimizer.
 
 use qgemm_formats::DType;
-use qgemm_hal::{NormFunction, NormKind, UpdateRule};
+use qgemm_hal::{NormFunction, NormKind, SamplingParameters, UpdateRule};
 use serde::{Deserialize, Serialize};
 
 use super::build::too_large;
@@ -287,6 +287,8 @@ impl PlannedOp {
         found.extend(self.ids.as_deref().map(|name| ("ids", name, words)));
         found.extend(self.router_weights.as_deref().map(|name| ("router_weights", name, words)));
         found.extend(self.status.as_deref().map(|name| ("status", name, Some(WORD))));
+        let parameters = self.shape.m.checked_mul(SamplingParameters::WORDS * WORD);
+        found.extend(self.parameters.as_deref().map(|name| ("parameters", name, parameters)));
         if let Some(name) = &self.offsets {
             let products = self.products.or(self.weight.as_ref().and_then(|weight| weight.experts)).unwrap_or(1);
             found.push(("offsets", name, products.checked_add(1).and_then(|count| count.checked_mul(WORD))));

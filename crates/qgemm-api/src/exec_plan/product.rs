@@ -307,6 +307,7 @@ pub(super) fn op(
         offsets: None,
         products: None,
         router_weights: None,
+        parameters: None,
         status: None,
         activation: activation.name().to_owned(),
         norm: None,

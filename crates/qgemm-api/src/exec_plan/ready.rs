@@ -16,6 +16,7 @@ use crate::matmul::MatmulPlan;
 use crate::norm::NormPlan;
 use crate::optimizer::OptimizerPlan;
 use crate::routing::RoutingPlan;
+use crate::sampling::SamplingPlan;
 
 /// Kernels of an operation, once they are ready. Alike operations share them.
 #[derive(Debug)]
@@ -38,6 +39,7 @@ pub(super) enum Ready {
     Attention(AttentionPlan),
     Optimizer(OptimizerPlan),
     GatherRows(GatherRowsPlan),
+    Sampling(SamplingPlan),
 }
 
 impl Kernels {
@@ -76,6 +78,7 @@ impl Kernels {
             ("norm", _) => Ok(Ready::Norm(ctx.plan_norm(&op.as_norm()?)?)),
             ("kv_append", _) => Ok(Ready::KvAppend(ctx.plan_kv_append(&op.as_kv_append()?)?)),
             ("attention", _) => Ok(Ready::Attention(ctx.plan_attention(&op.as_attention()?)?)),
+            ("sampling", _) => Ok(Ready::Sampling(ctx.plan_sampling(&op.as_sampling())?)),
             ("optimizer", _) => Ok(Ready::Optimizer(ctx.plan_optimizer(&op.as_optimizer()?)?)),
             _ => Err(Error::NotInPlan { what: "kernel", name: op.op_id.clone() }),
         }

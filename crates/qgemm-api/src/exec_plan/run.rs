@@ -18,6 +18,7 @@ use crate::matmul::{MatmulArgs, MatmulPlan};
 use crate::norm::{NormArgs, NormPlan};
 use crate::optimizer::{OptimizerArgs, OptimizerPlan};
 use crate::routing::{RoutingArgs, RoutingPlan};
+use crate::sampling::{SamplingArgs, SamplingPlan};
 use crate::weight::Weight;
 
 impl LoadedPlan {
@@ -156,6 +157,7 @@ impl LoadedPlan {
             Ready::Attention(plan) => run.attention(plan),
             Ready::Optimizer(plan) => run.optimizer(plan),
             Ready::GatherRows(plan) => run.gather_rows(plan),
+            Ready::Sampling(plan) => run.sampling(plan),
         }
     }
 }
@@ -318,6 +320,14 @@ impl OpRun<'_, '_> {
         let write = [regions.range(&op.d)?, regions.range(&of.moment1)?, regions.range(&of.moment2)?];
         let ([gradient, step], [weights, moment1, moment2]) = self.memory.parts(read, write)?;
         plan.run(self.stream, OptimizerArgs::new(weights, gradient, step).moment1(moment1).moment2(moment2))
+    }
+
+    fn sampling(&mut self, plan: &SamplingPlan) -> Result<(), Error> {
+        let (op, regions) = (self.op, self.memory.regions);
+        let read = [regions.range(&op.x)?, regions.optional(op.parameters.as_deref())?];
+        let write = [regions.range(&op.d)?, regions.optional(op.status.as_deref())?];
+        let ([logits, parameters], [ids, status]) = self.memory.parts(read, write)?;
+        plan.run(self.stream, SamplingArgs::new(logits, parameters, ids, status))
     }
 
     fn gather_rows(&mut self, plan: &GatherRowsPlan) -> Result<(), Error> {
