@@ -95,7 +95,9 @@ impl Kernel for CpuKvAppend {
     fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
         HostStream::check(DeviceId::CPU, stream)?;
         let job = Job::new(&self.op, self.simd, operands)?;
-        self.pool.enter(|| job.run());
+        let CheckedKvAppend { heads, kv_heads, qk_dim, v_dim, .. } = self.op;
+        let elements = self.op.addressing.tokens * (heads * qk_dim + kv_heads * (qk_dim + v_dim));
+        self.pool.share(elements >= SERIAL_ELEMENTS, |threads| job.run(threads));
         Ok(())
     }
 }
@@ -195,18 +197,17 @@ impl<'a> Job<'a> {
         Ok(Self { op, simd, q, new_k, new_v, k, v, k_factors, v_factors, index, positions, angles })
     }
 
-    fn run(&self) {
+    fn run(&self, threads: usize) {
         let op = self.op;
-        let elements = op.addressing.tokens * (op.heads * op.qk_dim + op.kv_heads * (op.qk_dim + op.v_dim));
         let sequences: Vec<Sequence> =
             (0..op.addressing.sequences).map(|sequence| self.index.sequence(&op.addressing, sequence)).collect();
         let of_head = |head: usize| self.task(&sequences, head..head + 1, Share { number: 0, of: 1 });
-        if elements < SERIAL_ELEMENTS {
-            return (0..op.kv_heads).for_each(of_head);
+        if threads == 1 {
+            return self.task(&sequences, 0..op.kv_heads, Share { number: 0, of: 1 });
         }
         // The angles of a token are computed once
         // for all of its heads.
-        let shares = (op.addressing.tokens / TASK_TOKENS).min(2 * rayon::current_num_threads());
+        let shares = (op.addressing.tokens / TASK_TOKENS).min(2 * threads);
         match shares > op.kv_heads {
             true => (0..shares)
                 .into_par_iter()
@@ -309,25 +310,32 @@ fn cos_sin(turns: u64) -> (f32, f32) {
     let nearest = (turns.wrapping_add(1 << 31) >> 32) as u32;
     let quarter = nearest.wrapping_add(1 << 29) >> 30;
     let rest = nearest.wrapping_sub(quarter << 30) as i32;
-    let (sin, cos) = (rest as f32 * (TAU / 4_294_967_296.0)).sin_cos();
-    match quarter {
-        0 => (cos, sin),
-        1 => (-sin, cos),
-        2 => (-cos, -sin),
-        _ => (sin, -cos),
-    }
+    let angle = rest as f32 * (TAU / 4_294_967_296.0);
+    // Taylor series to the last bit of f32: an angle is at most an eighth
+    // of a turn.
+    let square = angle * angle;
+    let series = |terms: [f32; 5]| terms.iter().fold(0.0, |sum, term| (sum + term) * square);
+    let sin = angle + angle * series([0.0, 1.0 / 362_880.0, -1.0 / 5040.0, 1.0 / 120.0, -1.0 / 6.0]);
+    let cos = 1.0 + series([-1.0 / 3_628_800.0, 1.0 / 40_320.0, -1.0 / 720.0, 1.0 / 24.0, -0.5]);
+    let (cos, sin) = if quarter & 1 == 0 { (cos, sin) } else { (-sin, cos) };
+    if quarter & 2 == 0 { (cos, sin) } else { (-cos, -sin) }
 }
 
 /// Rotates the pairs of a head.
 fn turn(rotary: &CheckedRotary, cos: &[f32], sin: &[f32], values: &mut [f32]) {
     let pairs = rotary.dim / 2;
-    for (pair, (cos, sin)) in cos[..pairs].iter().zip(sin).enumerate() {
-        let (first, second) = match rotary.pairs {
-            RotaryPairs::Neox => (pair, pair + pairs),
-            RotaryPairs::Interleaved => (2 * pair, 2 * pair + 1),
-        };
-        let (a, b) = (values[first], values[second]);
-        (values[first], values[second]) = (a * cos - b * sin, b * cos + a * sin);
+    let angles = cos[..pairs].iter().zip(sin);
+    let turned = |a: f32, b: f32, (cos, sin): (&f32, &f32)| (a * cos - b * sin, b * cos + a * sin);
+    match rotary.pairs {
+        RotaryPairs::Neox => {
+            let (first, second) = values[..rotary.dim].split_at_mut(pairs);
+            let both = first.iter_mut().zip(second).zip(angles);
+            both.for_each(|((a, b), angle)| (*a, *b) = turned(*a, *b, angle));
+        }
+        RotaryPairs::Interleaved => {
+            let both = values[..rotary.dim].as_chunks_mut().0.iter_mut().zip(angles);
+            both.for_each(|([a, b], angle)| (*a, *b) = turned(*a, *b, angle));
+        }
     }
 }
 
@@ -377,14 +385,8 @@ impl<'a> Written<'a> {
     /// # Panics
     /// When the range exceeds the operand.
     unsafe fn load(&self, simd: &Simd, dtype: DType, element: usize, out: &mut [f32]) {
-        let mut held = [0u32; MOST_HEAD_DIM];
-        let held: &mut [u8] = &mut bytemuck::cast_slice_mut(&mut held)[..out.len() * dtype.bytes()];
-        let first = element * dtype.bytes();
-        assert!(first + held.len() <= self.len, "rows lie in the operand");
-        // SAFETY: the range was just asserted; the caller guarantees
-        // that nobody else writes there.
-        unsafe { held.as_mut_ptr().copy_from_nonoverlapping(self.start.add(first), held.len()) };
-        simd.to_f32(dtype, held, out);
+        // SAFETY: guaranteed by the caller.
+        simd.to_f32(dtype, unsafe { self.bytes(element * dtype.bytes(), out.len() * dtype.bytes()) }, out);
     }
 
     /// Writes `values` from `element` on, rounded to `dtype`.
@@ -395,26 +397,24 @@ impl<'a> Written<'a> {
     /// # Panics
     /// When the range exceeds the operand.
     unsafe fn store(&self, dtype: DType, element: usize, values: &[f32]) {
-        // Aligned for every type.
-        let mut rounded = [0u32; MOST_HEAD_DIM];
-        let rounded: &mut [u8] = &mut bytemuck::cast_slice_mut(&mut rounded)[..values.len() * dtype.bytes()];
-        convert::from_f32(dtype, values, rounded);
         // SAFETY: guaranteed by the caller.
-        unsafe { self.store_bytes(element * dtype.bytes(), rounded) };
+        let to = unsafe { self.bytes(element * dtype.bytes(), values.len() * dtype.bytes()) };
+        convert::from_f32(dtype, values, to);
     }
 
-    /// Writes `bytes` from byte `first` on.
+    /// `len` bytes from byte `first` on.
     ///
     /// # Safety
-    /// No other thread may write the same bytes.
+    /// While the slice exists, no other slice of the same bytes may.
     ///
     /// # Panics
     /// When the range exceeds the operand.
-    unsafe fn store_bytes(&self, first: usize, bytes: &[u8]) {
-        assert!(first + bytes.len() <= self.len, "rows lie in the operand");
-        // SAFETY: the range was just asserted; the caller guarantees
-        // that nobody else writes there.
-        unsafe { self.start.add(first).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    #[expect(clippy::mut_from_ref, reason = "threads have disjoint ranges of a shared operand")]
+    unsafe fn bytes(&self, first: usize, len: usize) -> &mut [u8] {
+        assert!(first <= self.len && len <= self.len - first, "rows lie in the operand");
+        // SAFETY: the range was just asserted to be in the operand, which `self` borrows
+        // mutably; the caller guarantees that nobody else has these bytes.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(first), len) }
     }
 }
 
@@ -440,8 +440,8 @@ impl Cache<'_> {
             // SAFETY: guaranteed by the caller.
             return unsafe { self.numbers.store(dtype, element, values) };
         }
-        let mut codes = [0u8; MOST_HEAD_DIM];
-        let codes = &mut codes[..self.format.bytes_of(values.len())];
+        // SAFETY: guaranteed by the caller.
+        let codes = unsafe { self.numbers.bytes(self.format.bytes_of(element), self.format.bytes_of(values.len())) };
         if let Some(scales) = &self.scales {
             let mut of_blocks = [0.0; MOST_HEAD_DIM / KV_BLOCK];
             let of_blocks = &mut of_blocks[..values.len() / KV_BLOCK];
@@ -456,15 +456,13 @@ impl Cache<'_> {
             let inverse = 1.0 / factor;
             codes.iter_mut().zip(values).for_each(|(code, value)| *code = f32_to_e4m3(value * inverse));
         }
-        // SAFETY: guaranteed by the caller.
-        unsafe { self.numbers.store_bytes(self.format.bytes_of(element), codes) };
     }
 }
 
 /// Quantizes a block and returns its scale. Each step is one
 /// f32 operation, so every backend gets the same bits.
 fn quantize_block(format: KvFormat, values: &[f32], codes: &mut [u8]) -> f32 {
-    let (high, low) = values.iter().fold((0f32, 0f32), |(high, low), value| (high.max(*value), low.min(*value)));
+    let (high, low) = extremes(values);
     let magnitude = high.max(-low);
     if magnitude == 0.0 {
         codes.fill(if format == KvFormat::Q4_0 { 0x88 } else { 0 });
@@ -481,9 +479,30 @@ fn quantize_block(format: KvFormat, values: &[f32], codes: &mut [u8]) -> f32 {
     }
     let inverse = 127.0 * (1.0 / magnitude);
     codes.iter_mut().zip(values).for_each(|(byte, value)| {
-        *byte = ((value * inverse).round_ties_even() as i8).cast_unsigned();
+        *byte = (nearest(value * inverse) as i8).cast_unsigned();
     });
     magnitude * (1.0 / 127.0)
+}
+
+/// Nearest integer of a number below 2²², ties to even. Without
+/// SSE4.1, `round_ties_even` is a function call.
+fn nearest(number: f32) -> f32 {
+    const ROUND: f32 = 12_582_912.0;
+    (number + ROUND) - ROUND
+}
+
+/// The largest and the smallest value, and zero.
+fn extremes(values: &[f32]) -> (f32, f32) {
+    const LANES: usize = 8;
+    let (mut high, mut low) = ([0f32; LANES], [0f32; LANES]);
+    let (eights, rest) = values.as_chunks::<LANES>();
+    for values in eights {
+        for (i, value) in values.iter().enumerate() {
+            (high[i], low[i]) = (high[i].max(*value), low[i].min(*value));
+        }
+    }
+    let high = high.iter().chain(rest).copied().fold(0.0, f32::max);
+    (high, low.iter().chain(rest).copied().fold(0.0, f32::min))
 }
 
 #[cfg(test)]

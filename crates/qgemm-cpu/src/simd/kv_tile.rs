@@ -5,6 +5,7 @@ use qgemm_formats::DType;
 use qgemm_hal::KvFormat;
 use qgemm_hal::op::attention::{KV_BLOCK, KV_SCALE_BYTES};
 
+use super::prefetch::Prefetch;
 use super::vector::{LANES, Vector, WORDS};
 
 /// Keys of a tile: whole vectors. Rows of features are
@@ -18,6 +19,8 @@ pub struct KvRow<'a> {
     pub numbers: &'a [u8],
     /// Its f16 scales, for formats with them.
     pub scales: &'a [u8],
+    /// The numbers to prefetch: a line for each line read.
+    pub prefetch: Prefetch,
 }
 
 /// Bytes that are read for a row of `columns`: kernels
@@ -35,10 +38,18 @@ trait Numbers {
     /// numbers are multiplied.
     const UNIT: Option<f32> = None;
 
+    /// Bytes of numbers.
+    fn bytes_of(numbers: usize) -> usize {
+        numbers * size_of::<u32>() / Self::PER_WORD
+    }
+
+    /// Vectors of [`Numbers::of_row`], 1 or 2.
+    const VECTORS: usize = 1;
+
     /// Number `i` of every word.
     unsafe fn of_words<V: Vector>(words: V::Words, i: usize) -> V::Floats;
-    /// Sixteen consecutive numbers from `column` on.
-    unsafe fn of_row<V: Vector>(row: *const u8, column: usize) -> V::Floats;
+    /// Consecutive numbers from `column` on.
+    unsafe fn of_row<V: Vector>(row: *const u8, column: usize) -> [V::Floats; 2];
 }
 
 struct F32;
@@ -51,9 +62,9 @@ impl Numbers for F32 {
         unsafe { V::bits_to_floats(words) }
     }
     #[inline(always)]
-    unsafe fn of_row<V: Vector>(row: *const u8, column: usize) -> V::Floats {
+    unsafe fn of_row<V: Vector>(row: *const u8, column: usize) -> [V::Floats; 2] {
         // SAFETY: as above.
-        unsafe { V::bits_to_floats(V::load_words(row.add(4 * column))) }
+        [unsafe { V::bits_to_floats(V::load_words(row.add(4 * column))) }; 2]
     }
 }
 
@@ -67,9 +78,9 @@ impl Numbers for F16 {
         unsafe { V::half_bits_to_floats(if i == 0 { V::and(words, 0xffff) } else { V::shift_right(words, 16) }) }
     }
     #[inline(always)]
-    unsafe fn of_row<V: Vector>(row: *const u8, column: usize) -> V::Floats {
+    unsafe fn of_row<V: Vector>(row: *const u8, column: usize) -> [V::Floats; 2] {
         // SAFETY: as above.
-        unsafe { V::half_bits_to_floats(V::load_halves(row.add(2 * column))) }
+        [unsafe { V::half_bits_to_floats(V::load_halves(row.add(2 * column))) }; 2]
     }
 }
 
@@ -83,9 +94,9 @@ impl Numbers for Bf16 {
         unsafe { V::bits_to_floats(if i == 0 { V::shift_left(words, 16) } else { V::and(words, 0xffff_0000) }) }
     }
     #[inline(always)]
-    unsafe fn of_row<V: Vector>(row: *const u8, column: usize) -> V::Floats {
+    unsafe fn of_row<V: Vector>(row: *const u8, column: usize) -> [V::Floats; 2] {
         // SAFETY: as above.
-        unsafe { V::bits_to_floats(V::shift_left(V::load_halves(row.add(2 * column)), 16)) }
+        [unsafe { V::bits_to_floats(V::shift_left(V::load_halves(row.add(2 * column)), 16)) }; 2]
     }
 }
 
@@ -117,9 +128,9 @@ impl Numbers for E4m3 {
         unsafe { Self::value::<V>(V::shift_right(words, 8 * i as u32)) }
     }
     #[inline(always)]
-    unsafe fn of_row<V: Vector>(row: *const u8, column: usize) -> V::Floats {
+    unsafe fn of_row<V: Vector>(row: *const u8, column: usize) -> [V::Floats; 2] {
         // SAFETY: as above.
-        unsafe { Self::value::<V>(V::load_bytes(row.add(column))) }
+        [unsafe { Self::value::<V>(V::load_bytes(row.add(column))) }; 2]
     }
 }
 
@@ -136,9 +147,9 @@ impl Numbers for Q8 {
         unsafe { V::to_floats(V::and(V::shift_left(words, 24 - 8 * i as u32), 0xff00_0000)) }
     }
     #[inline(always)]
-    unsafe fn of_row<V: Vector>(row: *const u8, column: usize) -> V::Floats {
+    unsafe fn of_row<V: Vector>(row: *const u8, column: usize) -> [V::Floats; 2] {
         // SAFETY: as above.
-        unsafe { V::to_floats(V::shift_left(V::load_bytes(row.add(column)), 24)) }
+        [unsafe { V::to_floats(V::shift_left(V::load_bytes(row.add(column)), 24)) }; 2]
     }
 }
 
@@ -146,6 +157,7 @@ impl Numbers for Q8 {
 struct Q4;
 impl Numbers for Q4 {
     const PER_WORD: usize = 8;
+    const VECTORS: usize = 2;
     const UNIT: Option<f32> = Some(f32::from_bits((127 - 28) << 23));
 
     #[inline(always)]
@@ -157,12 +169,12 @@ impl Numbers for Q4 {
         }
     }
     #[inline(always)]
-    unsafe fn of_row<V: Vector>(row: *const u8, column: usize) -> V::Floats {
+    unsafe fn of_row<V: Vector>(row: *const u8, column: usize) -> [V::Floats; 2] {
         // SAFETY: as above; a block's sixteen bytes are in the row.
         unsafe {
-            let bytes = V::xor(V::load_bytes(row.add(column / KV_BLOCK * (KV_BLOCK / 2))), V::splat_word(0x88));
-            let both = V::interleave(V::shift_left(bytes, 28), V::and(V::shift_left(bytes, 24), 0xf000_0000));
-            V::to_floats(both[column / LANES % 2])
+            let bytes = V::xor(V::load_bytes(row.add(column / 2)), V::splat_word(0x88));
+            let [a, b] = V::interleave(V::shift_left(bytes, 28), V::and(V::shift_left(bytes, 24), 0xf000_0000));
+            [V::to_floats(a), V::to_floats(b)]
         }
     }
 }
@@ -245,6 +257,7 @@ unsafe fn transposed<V: Vector>(rows: &[KvRow<'_>; LANES], byte: usize) -> [V::W
         let mut words = [V::splat_word(0); LANES];
         for (words, row) in words.iter_mut().zip(rows) {
             *words = V::load_words(row.numbers.as_ptr().add(byte));
+            row.prefetch.skip(byte).fetch(WORDS);
         }
         // Each step moves a bit of the row to the lane.
         for _ in 0..LANES.ilog2() {
@@ -279,20 +292,23 @@ unsafe fn scales_of<V: Vector>(rows: &[KvRow<'_>; LANES], block: usize) -> V::Fl
 unsafe fn copy<V: Vector, N: Numbers>(rows: &[KvRow<'_>], features: usize, out: &mut [f32]) {
     let width = features.next_multiple_of(LANES);
     for (i, row) in rows.iter().enumerate() {
+        row.prefetch.fetch(N::bytes_of(features));
         // SAFETY: guaranteed by the caller: whole vectors are readable.
         unsafe {
             let mut scale = V::splat(1.0);
-            for column in (0..width).step_by(LANES) {
-                let mut numbers = N::of_row::<V>(row.numbers.as_ptr(), column);
-                if let Some(unit) = N::UNIT {
-                    if column.is_multiple_of(KV_BLOCK) {
-                        let bits = row.scales.as_ptr().add(column / KV_BLOCK * KV_SCALE_BYTES).cast::<[u8; 2]>().read();
-                        let bits = V::splat_word(u32::from(u16::from_le_bytes(bits)));
-                        scale = V::multiply(V::half_bits_to_floats(bits), V::splat(unit));
-                    }
-                    numbers = V::multiply(numbers, scale);
+            for column in (0..width).step_by(N::VECTORS * LANES) {
+                if let Some(unit) = N::UNIT
+                    && column.is_multiple_of(KV_BLOCK)
+                {
+                    let bits = row.scales.as_ptr().add(column / KV_BLOCK * KV_SCALE_BYTES).cast::<[u8; 2]>().read();
+                    let bits = V::splat_word(u32::from(u16::from_le_bytes(bits)));
+                    scale = V::multiply(V::half_bits_to_floats(bits), V::splat(unit));
                 }
-                V::store(out.as_mut_ptr().add(i * width + column), numbers);
+                let vectors = N::of_row::<V>(row.numbers.as_ptr(), column);
+                for (j, numbers) in vectors.into_iter().take(N::VECTORS).enumerate() {
+                    let numbers = if N::UNIT.is_some() { V::multiply(numbers, scale) } else { numbers };
+                    V::store(out.as_mut_ptr().add(i * width + column + j * LANES), numbers);
+                }
             }
         }
     }

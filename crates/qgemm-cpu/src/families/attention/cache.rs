@@ -5,10 +5,16 @@ use qgemm_hal::{CheckedAttention, HalError, KvFormat, KvRows, Paging};
 
 use super::keys::Place;
 use crate::operand::absent;
-use crate::simd::{KvRow, Simd, TILE_KEYS, readable};
+use crate::simd::{KvRow, Prefetch, Simd, TILE_KEYS, readable};
 
 /// A row of an absent key, in any format.
 static ZEROS: [u8; MOST_HEAD_DIM * size_of::<f32>()] = [0; _];
+
+/// First elements of the rows of a tile, of the first head, or [`ABSENT`].
+pub(super) type TileRows = [usize; TILE_KEYS];
+
+/// No row: a key past the last, or on no valid page.
+const ABSENT: usize = usize::MAX;
 
 /// Keys or values in memory.
 pub(super) struct Cache<'a> {
@@ -57,30 +63,40 @@ impl<'a> Cache<'a> {
         page * page_stride as usize + row * rows.token_stride as usize + head * rows.head_stride as usize
     }
 
-    /// Keys at `places` as `out[feature][key]`, features [`TILE_KEYS`]
-    /// apart. Absent keys are zeros.
-    pub fn load_keys(&self, simd: &Simd, places: &[Place], head: usize, staged: &mut [f32], out: &mut [f32]) {
-        let rows = self.rows(places, head, staged);
-        simd.load_keys(self.format, &rows[..places.len()], self.columns, out);
+    /// Rows of the first head at `places`.
+    pub fn rows_at(&self, places: &[Place; TILE_KEYS]) -> TileRows {
+        places.map(|place| place.map_or(ABSENT, |(page, row)| self.at(page, row, 0)))
     }
 
-    /// Values at `places` as `out[key][feature]`, rows padded to
-    /// whole vectors. Values of absent keys are zeros.
-    pub fn load_values(&self, simd: &Simd, places: &[Place], head: usize, staged: &mut [f32], out: &mut [f32]) {
-        let rows = self.rows(places, head, staged);
-        simd.load_values(self.format, &rows[..places.len()], self.columns, out);
+    /// Loads keys of a head as `out[feature][key]`, features [`TILE_KEYS`] apart,
+    /// and prefetches those of the next tile. Absent keys are zeros.
+    pub fn load_keys(&self, simd: &Simd, rows: [&[usize]; 2], head: usize, staged: &mut [f32], out: &mut [f32]) {
+        simd.load_keys(self.format, &self.rows(rows, head, staged)[..rows[0].len()], self.columns, out);
     }
 
-    /// Rows of a head. Kernels read whole vectors, so rows too
-    /// close to the operand's end are copied to `staged`.
-    fn rows<'t>(&'t self, places: &[Place], head: usize, staged: &'t mut [f32]) -> [KvRow<'t>; TILE_KEYS] {
+    /// Loads values of a head as `out[key][feature]`, rows padded to whole
+    /// vectors, and prefetches those of the next tile. Absent values are zeros.
+    pub fn load_values(&self, simd: &Simd, rows: [&[usize]; 2], head: usize, staged: &mut [f32], out: &mut [f32]) {
+        simd.load_values(self.format, &self.rows(rows, head, staged)[..rows[0].len()], self.columns, out);
+    }
+
+    /// Rows of a tile and of the next one, for a head. Kernels read whole
+    /// vectors, so rows too close to the operand's end are copied to `staged`.
+    fn rows<'t>(&'t self, [rows, next]: [&[usize]; 2], head: usize, staged: &'t mut [f32]) -> [KvRow<'t>; TILE_KEYS] {
+        let of_head = self.at(0, 0, head);
         let bytes = readable(self.format, self.columns);
         let own = self.format.bytes_of(self.columns);
-        let mut rows = [KvRow { numbers: &ZEROS, scales: &ZEROS }; TILE_KEYS];
+        let absent = KvRow { numbers: &ZEROS, scales: &ZEROS, prefetch: Prefetch::default() };
+        let mut out = [absent; TILE_KEYS];
         let staged = bytemuck::cast_slice_mut::<f32, u8>(staged).chunks_exact_mut(bytes);
-        for ((row, place), staged) in rows.iter_mut().zip(places).zip(staged) {
-            let Some((page, at)) = *place else { continue };
-            let element = self.at(page, at, head);
+        for (((row, element), next), staged) in out.iter_mut().zip(rows).zip(next).zip(staged) {
+            if *next != ABSENT {
+                row.prefetch = Prefetch::new(self.bytes.as_ptr()).skip(self.format.bytes_of(*next + of_head));
+            }
+            if *element == ABSENT {
+                continue;
+            }
+            let element = *element + of_head;
             let first = self.format.bytes_of(element);
             row.numbers = match self.bytes.get(first..first + bytes) {
                 Some(numbers) => numbers,
@@ -94,6 +110,6 @@ impl<'a> Cache<'a> {
                 row.scales = &self.scales[element / KV_BLOCK * KV_SCALE_BYTES..];
             }
         }
-        rows
+        out
     }
 }

@@ -110,14 +110,16 @@ impl<'a> Job<'a> {
 
     /// Computes the result with the pool's threads, if more than one.
     pub fn run(&self, threads: usize) {
-        let (tasks, chunks) = (self.attention.tasks(), self.chunks());
+        let chunks = self.chunks();
+        let heads = self.heads_at_once(threads, chunks);
+        let tasks = self.tasks(heads);
         if threads > 1 && tasks < ENOUGH_TASKS * threads && chunks > 1 {
             let at_once = (ENOUGH_TASKS * threads).div_ceil(chunks);
-            (0..tasks).step_by(at_once).for_each(|first| self.run_split(first..tasks.min(first + at_once), chunks));
-            return;
+            let split = |first: usize| self.run_split(heads, first..tasks.min(first + at_once), chunks);
+            return (0..tasks).step_by(at_once).for_each(split);
         }
         let work = |task: usize| {
-            self.attend(task, 0..chunks, |_, row, sums, state| self.finish(row, sums, state));
+            self.attend(heads, task, 0..chunks, |_, row, sums, state| self.finish(row, sums, state));
         };
         match threads {
             1 => (0..tasks).for_each(work),
@@ -132,16 +134,34 @@ impl<'a> Job<'a> {
         keys.max().unwrap_or(0).div_ceil(CHUNK_KEYS)
     }
 
+    /// KV heads of a task: all whose rows it has room for, or fewer,
+    /// so that threads have enough tasks.
+    fn heads_at_once(&self, threads: usize, chunks: usize) -> usize {
+        let op = &self.attention.op;
+        let rows = (op.most_queries() * op.group()).max(1);
+        let mut heads = (MOST_ROWS / rows).clamp(1, op.kv_heads);
+        while threads > 1 && heads > 1 && self.tasks(heads) * chunks < ENOUGH_TASKS * threads {
+            heads = heads.div_ceil(2);
+        }
+        heads
+    }
+
+    /// Tasks with `heads` KV heads each.
+    fn tasks(&self, heads: usize) -> usize {
+        let op = &self.attention.op;
+        op.sequences * op.kv_heads.div_ceil(heads) * self.attention.blocks()
+    }
+
     /// Split-KV: chunks of keys are tasks, whose results are merged in order.
-    fn run_split(&self, tasks: Range<usize>, chunks: usize) {
+    fn run_split(&self, heads: usize, tasks: Range<usize>, chunks: usize) {
         let op = &self.attention.op;
         // A row of partial results: row_max, row_sum, sums.
         let (v_dim, row_len) = (op.v_dim, op.v_dim + 2);
-        let of_chunk = MOST_ROWS.min(op.most_queries() * op.group()) * row_len;
+        let of_chunk = heads * MOST_ROWS.min(op.most_queries() * op.group()) * row_len;
         arena::with_sums(tasks.len() * chunks * of_chunk, |all| {
             all.par_chunks_mut(of_chunk).enumerate().with_max_len(1).for_each(|(i, results)| {
                 let (task, chunk) = (tasks.start + i / chunks, i % chunks);
-                self.attend(task, chunk..chunk + 1, |i, _, sums, state| {
+                self.attend(heads, task, chunk..chunk + 1, |i, _, sums, state| {
                     let result = &mut results[i * row_len..][..row_len];
                     result[..2].copy_from_slice(&[state.row_max, state.row_sum]);
                     result[2..].copy_from_slice(sums);
@@ -149,8 +169,9 @@ impl<'a> Job<'a> {
             });
             all.par_chunks(chunks * of_chunk).enumerate().for_each(|(i, parts)| {
                 let mut sums = [0.0; MOST_HEAD_DIM];
-                let (sequence, head, rows) = self.block_of(tasks.start + i);
-                for (i, row) in rows.enumerate() {
+                let (sequence, heads, rows) = self.block_of(heads, tasks.start + i);
+                let of_task = heads.flat_map(|head| rows.clone().map(move |row| (head, row)));
+                for (i, (head, row)) in of_task.enumerate() {
                     let (sums, mut state) = (&mut sums[..v_dim], Softmax::NONE);
                     sums.fill(0.0);
                     for part in parts.chunks(of_chunk) {
@@ -164,49 +185,56 @@ impl<'a> Job<'a> {
         });
     }
 
-    /// Sequence, KV head and rows of a task.
-    fn block_of(&self, task: usize) -> (Sequence, usize, Range<usize>) {
+    /// Sequence, KV heads and rows of a task.
+    fn block_of(&self, heads: usize, task: usize) -> (Sequence, Range<usize>, Range<usize>) {
         let CpuAttention { op, .. } = self.attention;
-        let (head, blocks) = (task / self.attention.blocks(), self.attention.blocks());
-        let sequence = self.index.sequence(&op.addressing(), head / op.kv_heads);
+        let (blocks, groups) = (self.attention.blocks(), op.kv_heads.div_ceil(heads));
+        let (group, block) = (task / blocks, task % blocks);
+        let sequence = self.index.sequence(&op.addressing(), group / groups);
+        let first_head = group % groups * heads;
         // The last blocks of a causal sequence attend to the most
         // keys, so they start first.
-        let first = (blocks - 1 - task % blocks) * MOST_ROWS;
+        let first = (blocks - 1 - block) * MOST_ROWS;
         let all = sequence.queries * op.group();
-        (sequence, head % op.kv_heads, first.min(all)..all.min(first + MOST_ROWS))
+        (sequence, first_head..op.kv_heads.min(first_head + heads), first.min(all)..all.min(first + MOST_ROWS))
     }
 
     /// Attention of a task to chunks of its keys. `done` gets each row's
-    /// number in the block, its query, the weighted sums of its
+    /// number in the task, its query, the weighted sums of its
     /// values, and its softmax state.
-    fn attend(&self, task: usize, chunks: Range<usize>, mut done: impl FnMut(usize, Row, &mut [f32], Softmax)) {
+    fn attend(
+        &self,
+        heads: usize,
+        task: usize,
+        chunks: Range<usize>,
+        mut done: impl FnMut(usize, Row, &mut [f32], Softmax),
+    ) {
         let CpuAttention { op, simd, .. } = self.attention;
-        let (sequence, head, rows) = self.block_of(task);
+        let (sequence, heads, rows) = self.block_of(heads, task);
         if rows.is_empty() {
             return;
         }
-        let first = rows.start;
         let block = Block {
             simd,
             op,
             index: &self.index,
             sequence,
-            head,
+            heads,
+            rows,
             k: &self.k,
             v: &self.v,
             mask: self.mask.as_ref(),
-            rows,
-            scale: op.scale * self.k_factors.map_or(1.0, |factors| factors[head]),
+            k_factors: self.k_factors,
         };
         let width = op.dtype.bytes();
-        let load = |row: usize, out: &mut [f32]| {
+        let load = |head: usize, row: usize, out: &mut [f32]| {
             let Row { token, head, .. } = Row::of(op, sequence, head, row);
             let element = token * op.q.token_stride as usize + head * op.q.head_stride as usize;
             simd.to_f32(op.dtype, &self.q[element * width..], out);
         };
         arena::with_tile(scratch_len(op), |scratch| {
-            block.attend(chunks, scratch, load, |row, sums, state| {
-                done(row - first, Row::of(op, sequence, head, row), sums, state);
+            block.attend(chunks, scratch, load, |i, [head, row], sums, state| {
+                done(i, Row::of(op, sequence, head, row), sums, state);
             });
         });
     }

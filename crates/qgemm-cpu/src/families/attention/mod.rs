@@ -72,7 +72,7 @@ impl Family<CheckedAttention> for AttentionFamily {
     ) -> Result<LaunchSequence, HalError> {
         let cpu = Processor::of(device)?;
         let kernel = CpuAttention { op: op.clone(), simd: cpu.simd(), pool: cpu.pool().clone() };
-        let tasks = u32::try_from(kernel.tasks()).unwrap_or(u32::MAX);
+        let tasks = u32::try_from(op.sequences * op.kv_heads * kernel.blocks()).unwrap_or(u32::MAX);
         let geometry = Geometry { grid: [tasks, 1, 1], threads: 1, shared_bytes: 0 };
         let step = LaunchStep::new::<AttentionOperand>(plan.config.kernel, geometry, Arc::new(kernel)).of_operation();
         Ok(LaunchSequence::new::<AttentionOperand>("attention", vec![step]))
@@ -94,10 +94,6 @@ impl CpuAttention {
     /// Query blocks of the longest sequence.
     fn blocks(&self) -> usize {
         (self.op.most_queries() * self.op.group()).div_ceil(MOST_ROWS)
-    }
-
-    fn tasks(&self) -> usize {
-        self.op.sequences * self.op.kv_heads * self.blocks()
     }
 }
 

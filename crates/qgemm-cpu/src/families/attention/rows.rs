@@ -1,17 +1,17 @@
-//! Attention of a block of rows: query-key products, online
+//! Attention of blocks of rows: query-key products, online
 //! softmax and weighted values, one tile of keys at a time.
 
 use std::ops::Range;
 
 use qgemm_hal::CheckedAttention;
 
-use super::cache::Cache;
-use super::keys::{Index, Mask, Place, Sequence, bits_below, bits_of, runs, visible_keys};
+use super::cache::{Cache, TileRows};
+use super::keys::{Index, Mask, Sequence, bits_below, bits_of, runs, visible_keys};
 use super::softmax::Softmax;
 use crate::simd::{Extent, LANES, Panel, Simd, TILE_KEYS};
 
-/// Maximum rows of a block: queries of all heads
-/// that share a KV head.
+/// Maximum rows of a task: queries of all heads that
+/// share a KV head, for one KV head or several.
 pub(super) const MOST_ROWS: usize = 64;
 
 /// Keys whose softmax is computed from the beginning. States of chunks are
@@ -21,40 +21,57 @@ pub(super) const CHUNK_KEYS: usize = 512;
 
 const _: () = assert!(CHUNK_KEYS.is_multiple_of(TILE_KEYS));
 
-/// A block of rows. Query `i` of head `g` of
-/// the group is row `i · group + g` of its
-/// sequence and KV head.
+/// Rows of a task. Query `i` of head `g` of the
+/// group is row `i · group + g` of its sequence
+/// and KV head.
 pub(super) struct Block<'a> {
     pub simd: &'static Simd,
     pub op: &'a CheckedAttention,
     pub index: &'a Index<'a>,
     pub sequence: Sequence,
-    /// KV head.
-    pub head: usize,
+    /// KV heads. Heads of a key are neighbours in memory, so a
+    /// tile is read for all of them before the next.
+    pub heads: Range<usize>,
+    /// Rows of the sequence, of each head.
+    pub rows: Range<usize>,
     pub k: &'a Cache<'a>,
     pub v: &'a Cache<'a>,
     pub mask: Option<&'a Mask<'a>>,
-    /// Rows of the sequence.
-    pub rows: Range<usize>,
-    /// Softmax scale, including the factor of the KV head.
-    pub scale: f32,
+    /// Factors of the keys of each head.
+    pub k_factors: Option<&'a [f32]>,
 }
 
-/// Scratch memory of a block.
+/// Online softmax of the rows of a task.
+struct States<'a> {
+    softmax: [Softmax; MOST_ROWS],
+    /// `[row][feature]`, rows of whole vectors.
+    sums: &'a mut [f32],
+}
+
+/// Scratch memory of a task.
 struct Scratch<'a> {
     /// `[row][feature]`.
     q: &'a [f32],
-    /// `[feature][key]`.
+    /// `[feature][key]` of a head.
     k: &'a mut [f32],
-    /// `[key][feature]`, rows of whole vectors.
+    /// `[key][feature]` of a head, rows of whole vectors.
     v: &'a mut [f32],
     /// Rows of the cache at the end of its operand.
     staged: &'a mut [f32],
-    /// `[row][key]`: scores, then weights.
+    /// `[row][key]` of a head: scores, then weights.
     scores: &'a mut [f32],
 }
 
-/// Floats of scratch memory of a block.
+/// A tile of keys.
+struct Tile {
+    first: usize,
+    /// A bit for each key with a place.
+    there: u64,
+    k: TileRows,
+    v: TileRows,
+}
+
+/// Floats of scratch memory of a task.
 pub(super) fn scratch_len(op: &CheckedAttention) -> usize {
     let staged = Cache::staged_len(op, op.qk_dim.max(op.v_dim));
     MOST_ROWS * (op.qk_dim + 2 * whole(op.v_dim) + TILE_KEYS) + TILE_KEYS * (op.qk_dim + whole(op.v_dim)) + staged
@@ -65,66 +82,106 @@ fn whole(columns: usize) -> usize {
     columns.next_multiple_of(LANES)
 }
 
+impl<'a> States<'a> {
+    fn new(sums: &'a mut [f32]) -> Self {
+        Self { softmax: [Softmax::NONE; MOST_ROWS], sums }
+    }
+
+    fn clear(&mut self) {
+        self.softmax.fill(Softmax::NONE);
+        self.sums.fill(0.0);
+    }
+
+    /// Merges the states of further keys, rows of `width` sums.
+    fn merge(&mut self, other: &States<'_>, width: usize) {
+        let own = self.softmax.iter_mut().zip(self.sums.chunks_exact_mut(width));
+        let others = other.softmax.iter().zip(other.sums.chunks_exact(width));
+        own.zip(others).for_each(|((state, sums), (other, values))| state.merge(sums, *other, values));
+    }
+}
+
 impl Block<'_> {
-    /// Attention of the block to the keys of these chunks. `load` loads a row of
-    /// queries as f32. `store` gets each row's weighted sums and softmax state.
+    /// Attention of the rows to the keys of these chunks. `load` loads the query
+    /// of a head and row as f32. `store` gets the number of each row in the task, its
+    /// head and row, its weighted sums and its softmax state.
     pub fn attend(
         &self,
         chunks: Range<usize>,
         scratch: &mut [f32],
-        load: impl Fn(usize, &mut [f32]),
-        mut store: impl FnMut(usize, &mut [f32], Softmax),
+        load: impl Fn(usize, usize, &mut [f32]),
+        mut store: impl FnMut(usize, [usize; 2], &mut [f32], Softmax),
     ) {
-        let (op, rows, v_width) = (self.op, self.rows.len(), whole(self.op.v_dim));
+        let (op, v_width) = (self.op, whole(self.op.v_dim));
+        let of_task = || self.heads.clone().flat_map(|head| self.rows.clone().map(move |row| [head, row]));
+        let rows = self.heads.len() * self.rows.len();
         let (q, rest) = scratch.split_at_mut(rows * op.qk_dim);
         let (sums, rest) = rest.split_at_mut(rows * v_width);
         let (all_sums, rest) = rest.split_at_mut(rows * v_width);
-        let (scores, rest) = rest.split_at_mut(rows * TILE_KEYS);
+        let (scores, rest) = rest.split_at_mut(self.rows.len() * TILE_KEYS);
         let (k, rest) = rest.split_at_mut(TILE_KEYS * op.qk_dim);
         let (v, staged) = rest.split_at_mut(TILE_KEYS * v_width);
-        self.rows.clone().zip(q.chunks_exact_mut(op.qk_dim)).for_each(|(row, q)| load(row, q));
+        of_task().zip(q.chunks_exact_mut(op.qk_dim)).for_each(|([head, row], q)| load(head, row, q));
         let mut scratch = Scratch { q, k, v, staged, scores };
         let mut visible = [const { 0..0 }; MOST_ROWS];
         visible.iter_mut().zip(self.rows.clone()).for_each(|(keys, row)| *keys = visible_keys(op, &self.sequence, row));
-        let visible = &visible[..rows];
+        let visible = &visible[..self.rows.len()];
         let all = visible.iter().filter(|keys| !keys.is_empty()).cloned();
         let all = all.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0);
-        let (mut states, mut all_states) = ([Softmax::NONE; MOST_ROWS], [Softmax::NONE; MOST_ROWS]);
-        all_sums.fill(0.0);
+        let (mut states, mut merged) = (States::new(sums), States::new(all_sums));
+        merged.clear();
         for chunk in chunks.start.max(all.start / CHUNK_KEYS)..chunks.end.min(all.end.div_ceil(CHUNK_KEYS)) {
-            states.fill(Softmax::NONE);
-            sums.fill(0.0);
+            states.clear();
             let keys = all.start.max(chunk * CHUNK_KEYS)..all.end.min((chunk + 1) * CHUNK_KEYS);
-            // Tiles start at multiples of their length, so that sums do
-            // not depend on the rows of a block.
-            for first in (keys.start / TILE_KEYS * TILE_KEYS..keys.end).step_by(TILE_KEYS) {
-                self.attend_tile(first, visible, &mut scratch, &mut states, sums);
-            }
-            let parts = states.iter().zip(sums.chunks_exact(v_width));
-            let merged = all_states.iter_mut().zip(all_sums.chunks_exact_mut(v_width));
-            merged.zip(parts).for_each(|((all, all_sums), (part, sums))| all.merge(all_sums, *part, sums));
+            self.attend_keys(keys, visible, &mut scratch, &mut states);
+            merged.merge(&states, v_width);
         }
-        for ((row, sums), state) in self.rows.clone().zip(all_sums.chunks_exact_mut(v_width)).zip(all_states) {
-            store(row, &mut sums[..op.v_dim], state);
+        for (i, (of, sums)) in of_task().zip(merged.sums.chunks_exact_mut(v_width)).enumerate() {
+            store(i, of, &mut sums[..op.v_dim], merged.softmax[i]);
         }
     }
 
-    /// Adds the keys of the tile from `first` on to
-    /// the rows' states and sums.
-    fn attend_tile(
+    /// Adds keys to the states. Tiles start at multiples of their length,
+    /// so that bits do not depend on the rows of a task.
+    fn attend_keys(
         &self,
-        first: usize,
+        keys: Range<usize>,
         visible: &[Range<usize>],
         scratch: &mut Scratch<'_>,
-        states: &mut [Softmax],
-        sums: &mut [f32],
+        states: &mut States<'_>,
     ) {
-        let Self { simd, op, head, .. } = *self;
-        let mut places: [Place; TILE_KEYS] = [None; TILE_KEYS];
-        let there = self.index.places(op.paging(), &self.sequence, first, &mut places);
+        let mut tile = self.tile(keys.start / TILE_KEYS * TILE_KEYS);
+        while tile.first < keys.end {
+            let next = self.tile(tile.first + TILE_KEYS);
+            for number in 0..self.heads.len() {
+                self.attend_tile(&tile, &next, number, visible, scratch, states);
+            }
+            tile = next;
+        }
+    }
+
+    /// The tile of keys from `first` on.
+    fn tile(&self, first: usize) -> Tile {
+        let mut places = [None; TILE_KEYS];
+        let there = self.index.places(self.op.paging(), &self.sequence, first, &mut places);
+        Tile { first, there, k: self.k.rows_at(&places), v: self.v.rows_at(&places) }
+    }
+
+    /// Adds the keys of a tile to the states of the task's head
+    /// `number`, and prefetches the next tile.
+    fn attend_tile(
+        &self,
+        tile: &Tile,
+        next: &Tile,
+        number: usize,
+        visible: &[Range<usize>],
+        scratch: &mut Scratch<'_>,
+        states: &mut States<'_>,
+    ) {
+        let Self { simd, op, .. } = *self;
+        let (head, first_row, v_width) = (self.heads.start + number, number * self.rows.len(), whole(op.v_dim));
         let mut bits = [0; MOST_ROWS];
         for ((bits, row), keys) in bits.iter_mut().zip(self.rows.clone()).zip(visible) {
-            *bits = there & self.visible_in_tile(row, bits_of(keys, first), first);
+            *bits = tile.there & self.visible_in_tile(head, row, bits_of(keys, tile.first), tile.first);
         }
         let bits = &bits[..visible.len()];
         let depth = TILE_KEYS - bits.iter().fold(0, |all, bits| all | bits).leading_zeros() as usize;
@@ -132,35 +189,36 @@ impl Block<'_> {
             return;
         }
         let (rows, columns) = (bits.len(), whole(depth));
-        self.k.load_keys(simd, &places[..columns], head, scratch.staged, scratch.k);
+        self.k.load_keys(simd, [&tile.k[..columns], &next.k], head, scratch.staged, scratch.k);
         scratch.scores.fill(0.0);
-        let q = Panel { values: scratch.q, stride: op.qk_dim };
+        let q = Panel { values: &scratch.q[first_row * op.qk_dim..], stride: op.qk_dim };
         let k = Panel { values: scratch.k, stride: TILE_KEYS };
         simd.add_products(Extent { rows, depth: op.qk_dim, columns }, q, k, scratch.scores, TILE_KEYS);
-        let of_rows = states.iter_mut().zip(sums.chunks_exact_mut(whole(op.v_dim)));
+        let sums = &mut states.sums[first_row * v_width..][..rows * v_width];
+        let of_rows = states.softmax[first_row..].iter_mut().zip(sums.chunks_exact_mut(v_width));
+        let scale = op.scale * self.k_factors.map_or(1.0, |factors| factors[head]);
         for ((scores, bits), (state, sums)) in scratch.scores.chunks_exact_mut(TILE_KEYS).zip(bits).zip(of_rows) {
-            self.softmax(&mut scores[..columns], *bits, state, sums);
+            self.softmax(&mut scores[..columns], *bits, scale, state, sums);
         }
-        self.v.load_values(simd, &places[..depth], head, scratch.staged, scratch.v);
+        self.v.load_values(simd, [&tile.v[..depth], &next.v], head, scratch.staged, scratch.v);
         self.add_values(bits, depth, scratch.scores, scratch.v, sums);
     }
 
     /// Keys that row `row` attends to, of the bits that causality
     /// and window leave.
-    fn visible_in_tile(&self, row: usize, visible: u64, first: usize) -> u64 {
+    fn visible_in_tile(&self, head: usize, row: usize, visible: u64, first: usize) -> u64 {
         let (Some(mask), true) = (self.mask, visible != 0) else { return visible };
         let group = self.op.group();
-        visible & mask.tile(&self.sequence, self.head * group + row % group, row / group, first)
+        visible & mask.tile(&self.sequence, head * group + row % group, row / group, first)
     }
 
     /// Replaces products by weights, zero for masked keys.
-    fn softmax(&self, scores: &mut [f32], visible: u64, state: &mut Softmax, sums: &mut [f32]) {
+    fn softmax(&self, scores: &mut [f32], visible: u64, mut scale: f32, state: &mut Softmax, sums: &mut [f32]) {
         if visible == 0 {
             return scores.fill(0.0);
         }
-        let mut scale = self.scale;
         if self.op.soft_cap.is_some() || visible != bits_below(scores.len()) {
-            self.mask(scores, visible);
+            self.mask(scores, visible, scale);
             scale = 1.0;
         }
         let most = self.simd.scale_scores(scores, scale, state.row_max);
@@ -172,8 +230,8 @@ impl Block<'_> {
     }
 
     /// Scores of the products; −∞ for masked keys.
-    fn mask(&self, scores: &mut [f32], visible: u64) {
-        scores.iter_mut().for_each(|score| *score *= self.scale);
+    fn mask(&self, scores: &mut [f32], visible: u64, scale: f32) {
+        scores.iter_mut().for_each(|score| *score *= scale);
         if let Some(cap) = self.op.soft_cap {
             scores.iter_mut().for_each(|score| *score = cap * (*score / cap).tanh());
         }
