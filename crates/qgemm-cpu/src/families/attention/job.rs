@@ -12,6 +12,7 @@ use qgemm_hal::{
 use rayon::prelude::*;
 
 use super::cache::Cache;
+use super::cost::SERIAL;
 use super::keys::{Index, Mask, Sequence};
 use super::rows::{Block, CHUNK_KEYS, MOST_ROWS, scratch_len};
 use super::softmax::Softmax;
@@ -19,10 +20,6 @@ use super::{CpuAttention, read};
 use crate::arena;
 use crate::convert;
 use crate::operand::{absent, host_bytes};
-
-/// Multiply-adds below which only the calling thread works,
-/// because waking others takes longer.
-const SERIAL: f64 = 262_144.0;
 
 /// Tasks of a thread with which threads end at
 /// about the same time.
@@ -175,7 +172,8 @@ impl<'a> Job<'a> {
                     let (sums, mut state) = (&mut sums[..v_dim], Softmax::NONE);
                     sums.fill(0.0);
                     for part in parts.chunks(of_chunk) {
-                        if let Some((&[row_max, row_sum], values)) = part[i * row_len..][..row_len].split_first_chunk() {
+                        if let Some((&[row_max, row_sum], values)) = part[i * row_len..][..row_len].split_first_chunk()
+                        {
                             state.merge(sums, Softmax { row_max, row_sum }, values);
                         }
                     }

@@ -60,7 +60,8 @@ impl Index<'_> {
         let count = of.keys.saturating_sub(first).min(TILE_KEYS);
         out[count..].fill(None);
         let paged = self.table.map(|table| &table[of.index * paging.width..][..paging.width]);
-        let (mut page, mut row) = if paged.is_some() { (first / paging.page_size, first % paging.page_size) } else { (0, 0) };
+        let (mut page, mut row) =
+            if paged.is_some() { (first / paging.page_size, first % paging.page_size) } else { (0, 0) };
         for (i, place) in out[..count].iter_mut().enumerate() {
             *place = match paged {
                 Some(table) => {

@@ -3,12 +3,14 @@
 //! | file | role |
 //! |---|---|
 //! | `job.rs` | operands of a launch, its tasks, results |
+//! | `cost.rs` | what the planner assumes |
 //! | `keys.rs` | sequences, pages, visible keys |
 //! | `cache.rs` | tiles of keys and values in f32 |
 //! | `rows.rs` | products, softmax and weighted values of a block of rows |
 //! | `softmax.rs` | softmax state, and how states are merged |
 
 mod cache;
+mod cost;
 mod job;
 pub(super) mod keys;
 mod rows;
@@ -46,7 +48,7 @@ impl Family<CheckedAttention> for AttentionFamily {
         "attention"
     }
 
-    fn configs(&self, op: &CheckedAttention, _: &DeviceInfo) -> Result<Vec<AttentionConfig>, Unsupported> {
+    fn configs(&self, op: &CheckedAttention, info: &DeviceInfo) -> Result<Vec<AttentionConfig>, Unsupported> {
         let dims = [op.qk_dim, op.v_dim].map(|dim| dim as u32);
         let spec = AttentionSpec {
             masked: op.mask.is_some(),
@@ -54,13 +56,13 @@ impl Family<CheckedAttention> for AttentionFamily {
         };
         Ok(vec![AttentionConfig {
             kernel: KernelId::new(self.name(), None, Spec::Attention(spec)),
-            launches: 1,
+            launches: cost::launches(op, info),
             parts: 1,
             part_keys: op.most_keys as u32,
             workspace_bytes: 0,
             math: Math::FmaF32,
             padding: 1.0,
-            efficiency: (700, 300),
+            efficiency: cost::efficiency(op, info),
         }])
     }
 

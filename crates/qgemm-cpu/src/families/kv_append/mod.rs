@@ -4,30 +4,30 @@
 //! of the cache. No two tasks write the same element,
 //! whatever pages a table has.
 
-use std::f32::consts::TAU;
-use std::marker::PhantomData;
+mod cache;
+mod rotary;
+
 use std::ops::Range;
 use std::sync::Arc;
 
-use qgemm_formats::DType;
-use qgemm_formats::float8::f32_to_e4m3;
 use qgemm_hal::op::attention::{KV_BLOCK, KV_SCALE_BYTES, MOST_HEAD_DIM};
 use qgemm_hal::{
-    Addressing, BufferMut, CheckedKvAppend, CheckedRotary, Device, DeviceId, DeviceInfo, Families, Family, Geometry,
-    HalError, HeadRows, HostMemory, HostStream, Kernel, KernelId, KvAppendConfig, KvAppendLaunch, KvAppendOperand,
-    KvAppendSpec, KvAppendStep, KvFormat, KvRows, LaunchSequence, LaunchStep, Operand, Operands, Operation, Paging,
-    RotaryAngles, RotaryPairs, Spec, Stream, Unsupported,
+    Addressing, CheckedKvAppend, CheckedRotary, Device, DeviceId, DeviceInfo, Families, Family, Geometry, HalError,
+    HeadRows, HostStream, Kernel, KernelId, KvAppendConfig, KvAppendLaunch, KvAppendOperand, KvAppendSpec,
+    KvAppendStep, KvRows, LaunchSequence, LaunchStep, Operand, Operands, Operation, Paging, RotaryAngles, Spec, Stream,
+    Unsupported,
 };
 use rayon::prelude::*;
 
 use super::attention::keys::{Index, Sequence};
 use super::attention::read;
-use crate::convert;
 use crate::operand::{absent, host_bytes};
 use crate::pool::Pool;
 use crate::processor::Processor;
 use crate::simd::Simd;
 use crate::source_hash::SOURCE_HASH;
+use cache::{Cache, Written};
+use rotary::{cos_sin, turn};
 
 /// Elements below which only the calling thread works, because
 /// waking others takes longer.
@@ -52,10 +52,12 @@ impl Family<CheckedKvAppend> for KvAppendFamily {
         "kv_append"
     }
 
-    fn configs(&self, op: &CheckedKvAppend, _: &DeviceInfo) -> Result<Vec<KvAppendConfig>, Unsupported> {
+    fn configs(&self, op: &CheckedKvAppend, info: &DeviceInfo) -> Result<Vec<KvAppendConfig>, Unsupported> {
         let spec = KvAppendSpec { step: KvAppendStep::All, x: op.dtype, kv: op.kv };
         let kernel = KernelId::new(self.name(), None, Spec::KvAppend(spec));
-        Ok(vec![KvAppendConfig { kernel, launches: 1, efficiency: 500 }])
+        // Without others to wake, nothing is launched.
+        let launches = u32::from(info.units > 1 && elements(op) >= SERIAL_ELEMENTS);
+        Ok(vec![KvAppendConfig { kernel, launches, efficiency: 500 }])
     }
 
     fn prepare(
@@ -78,6 +80,11 @@ impl Family<CheckedKvAppend> for KvAppendFamily {
     }
 }
 
+/// Elements that an operation rotates or writes.
+fn elements(op: &CheckedKvAppend) -> usize {
+    op.addressing.tokens * (op.heads * op.qk_dim + op.kv_heads * (op.qk_dim + op.v_dim))
+}
+
 /// The family's loop, prepared for one operation.
 struct CpuKvAppend {
     op: CheckedKvAppend,
@@ -95,9 +102,7 @@ impl Kernel for CpuKvAppend {
     fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
         HostStream::check(DeviceId::CPU, stream)?;
         let job = Job::new(&self.op, self.simd, operands)?;
-        let CheckedKvAppend { heads, kv_heads, qk_dim, v_dim, .. } = self.op;
-        let elements = self.op.addressing.tokens * (heads * qk_dim + kv_heads * (qk_dim + v_dim));
-        self.pool.share(elements >= SERIAL_ELEMENTS, |threads| job.run(threads));
+        self.pool.share(elements(&self.op) >= SERIAL_ELEMENTS, |threads| job.run(threads));
         Ok(())
     }
 }
@@ -302,43 +307,6 @@ impl<'a> Job<'a> {
     }
 }
 
-/// Cosine and sine of a fraction of a
-/// turn, in units of 2⁻⁶⁴.
-fn cos_sin(turns: u64) -> (f32, f32) {
-    // Signed, in units of 2^-32: at most half a turn. f32
-    // keeps 24 bits where sine and cosine are steep.
-    let nearest = (turns.wrapping_add(1 << 31) >> 32) as u32;
-    let quarter = nearest.wrapping_add(1 << 29) >> 30;
-    let rest = nearest.wrapping_sub(quarter << 30) as i32;
-    let angle = rest as f32 * (TAU / 4_294_967_296.0);
-    // Taylor series to the last bit of f32: an angle is at most an eighth
-    // of a turn.
-    let square = angle * angle;
-    let series = |terms: [f32; 5]| terms.iter().fold(0.0, |sum, term| (sum + term) * square);
-    let sin = angle + angle * series([0.0, 1.0 / 362_880.0, -1.0 / 5040.0, 1.0 / 120.0, -1.0 / 6.0]);
-    let cos = 1.0 + series([-1.0 / 3_628_800.0, 1.0 / 40_320.0, -1.0 / 720.0, 1.0 / 24.0, -0.5]);
-    let (cos, sin) = if quarter & 1 == 0 { (cos, sin) } else { (-sin, cos) };
-    if quarter & 2 == 0 { (cos, sin) } else { (-cos, -sin) }
-}
-
-/// Rotates the pairs of a head.
-fn turn(rotary: &CheckedRotary, cos: &[f32], sin: &[f32], values: &mut [f32]) {
-    let pairs = rotary.dim / 2;
-    let angles = cos[..pairs].iter().zip(sin);
-    let turned = |a: f32, b: f32, (cos, sin): (&f32, &f32)| (a * cos - b * sin, b * cos + a * sin);
-    match rotary.pairs {
-        RotaryPairs::Neox => {
-            let (first, second) = values[..rotary.dim].split_at_mut(pairs);
-            let both = first.iter_mut().zip(second).zip(angles);
-            both.for_each(|((a, b), angle)| (*a, *b) = turned(*a, *b, angle));
-        }
-        RotaryPairs::Interleaved => {
-            let both = values[..rotary.dim].as_chunks_mut().0.iter_mut().zip(angles);
-            both.for_each(|([a, b], angle)| (*a, *b) = turned(*a, *b, angle));
-        }
-    }
-}
-
 /// First element of a head of a token.
 fn element(rows: &HeadRows, token: usize, head: usize) -> usize {
     token * rows.token_stride as usize + head * rows.head_stride as usize
@@ -352,171 +320,4 @@ fn rows_end(rows: &HeadRows, tokens: usize, heads: usize, columns: usize) -> usi
 /// First element of a head of a cached key.
 fn at(rows: &KvRows, page: usize, row: usize, head: usize) -> usize {
     page * rows.page_stride as usize + element(&rows.rows, row, head)
-}
-
-/// An operand that threads write concurrently.
-struct Written<'a> {
-    start: *mut u8,
-    len: usize,
-    bytes: PhantomData<&'a mut [u8]>,
-}
-
-// SAFETY: a `Written` is a `&mut [u8]` whose only accesses are
-// `load` and `store`, unsafe methods whose callers must leave
-// every element to one thread.
-unsafe impl Sync for Written<'_> {}
-
-impl<'a> Written<'a> {
-    /// # Errors
-    /// [`HalError::OutOfBounds`] when it has fewer than `end` bytes.
-    fn new(view: Option<BufferMut<'a>>, what: &'static str, end: usize) -> Result<Self, HalError> {
-        let bytes = HostMemory::of_device_mut(DeviceId::CPU, view.ok_or(absent(what, end))?, what)?;
-        if bytes.len() < end {
-            return Err(absent(what, end));
-        }
-        Ok(Self { start: bytes.as_mut_ptr(), len: bytes.len(), bytes: PhantomData })
-    }
-
-    /// Reads elements of `dtype` from `element` on.
-    ///
-    /// # Safety
-    /// No other thread may write the same elements.
-    ///
-    /// # Panics
-    /// When the range exceeds the operand.
-    unsafe fn load(&self, simd: &Simd, dtype: DType, element: usize, out: &mut [f32]) {
-        // SAFETY: guaranteed by the caller.
-        simd.to_f32(dtype, unsafe { self.bytes(element * dtype.bytes(), out.len() * dtype.bytes()) }, out);
-    }
-
-    /// Writes `values` from `element` on, rounded to `dtype`.
-    ///
-    /// # Safety
-    /// No other thread may write the same elements.
-    ///
-    /// # Panics
-    /// When the range exceeds the operand.
-    unsafe fn store(&self, dtype: DType, element: usize, values: &[f32]) {
-        // SAFETY: guaranteed by the caller.
-        let to = unsafe { self.bytes(element * dtype.bytes(), values.len() * dtype.bytes()) };
-        convert::from_f32(dtype, values, to);
-    }
-
-    /// `len` bytes from byte `first` on.
-    ///
-    /// # Safety
-    /// While the slice exists, no other slice of the same bytes may.
-    ///
-    /// # Panics
-    /// When the range exceeds the operand.
-    #[expect(clippy::mut_from_ref, reason = "threads have disjoint ranges of a shared operand")]
-    unsafe fn bytes(&self, first: usize, len: usize) -> &mut [u8] {
-        assert!(first <= self.len && len <= self.len - first, "rows lie in the operand");
-        // SAFETY: the range was just asserted to be in the operand, which `self` borrows
-        // mutably; the caller guarantees that nobody else has these bytes.
-        unsafe { std::slice::from_raw_parts_mut(self.start.add(first), len) }
-    }
-}
-
-/// Keys or values of the cache.
-struct Cache<'a> {
-    format: KvFormat,
-    numbers: Written<'a>,
-    /// Block scales, if the format has them.
-    scales: Option<Written<'a>>,
-}
-
-impl Cache<'_> {
-    /// Writes `values` from `element` on in the cache's
-    /// format, with this head factor.
-    ///
-    /// # Safety
-    /// No other thread may write the same elements.
-    ///
-    /// # Panics
-    /// When the range exceeds the cache.
-    unsafe fn store(&self, element: usize, values: &[f32], factor: f32) {
-        if let KvFormat::Plain(dtype) = self.format {
-            // SAFETY: guaranteed by the caller.
-            return unsafe { self.numbers.store(dtype, element, values) };
-        }
-        // SAFETY: guaranteed by the caller.
-        let codes = unsafe { self.numbers.bytes(self.format.bytes_of(element), self.format.bytes_of(values.len())) };
-        if let Some(scales) = &self.scales {
-            let mut of_blocks = [0.0; MOST_HEAD_DIM / KV_BLOCK];
-            let of_blocks = &mut of_blocks[..values.len() / KV_BLOCK];
-            let blocks = values.chunks_exact(KV_BLOCK).zip(codes.chunks_exact_mut(self.format.bytes_of(KV_BLOCK)));
-            for (scale, (values, codes)) in of_blocks.iter_mut().zip(blocks) {
-                *scale = quantize_block(self.format, values, codes);
-            }
-            // SAFETY: guaranteed by the caller. The scale of element `i` is
-            // scale `i / KV_BLOCK`, and heads are whole blocks.
-            unsafe { scales.store(DType::F16, element / KV_BLOCK, of_blocks) };
-        } else {
-            let inverse = 1.0 / factor;
-            codes.iter_mut().zip(values).for_each(|(code, value)| *code = f32_to_e4m3(value * inverse));
-        }
-    }
-}
-
-/// Quantizes a block and returns its scale. Each step is one
-/// f32 operation, so every backend gets the same bits.
-fn quantize_block(format: KvFormat, values: &[f32], codes: &mut [u8]) -> f32 {
-    let (high, low) = extremes(values);
-    let magnitude = high.max(-low);
-    if magnitude == 0.0 {
-        codes.fill(if format == KvFormat::Q4_0 { 0x88 } else { 0 });
-        return 0.0;
-    }
-    if format == KvFormat::Q4_0 {
-        // The value of the largest magnitude becomes -8.
-        let furthest = if high > -low { high } else { low };
-        let inverse = -8.0 * (1.0 / furthest);
-        let code = |value: f32| ((value * inverse + 8.5) as u8).min(15);
-        let pairs = values.as_chunks().0.iter();
-        codes.iter_mut().zip(pairs).for_each(|(byte, &[first, second])| *byte = code(first) | code(second) << 4);
-        return furthest * -0.125;
-    }
-    let inverse = 127.0 * (1.0 / magnitude);
-    codes.iter_mut().zip(values).for_each(|(byte, value)| {
-        *byte = (nearest(value * inverse) as i8).cast_unsigned();
-    });
-    magnitude * (1.0 / 127.0)
-}
-
-/// Nearest integer of a number below 2²², ties to even. Without
-/// SSE4.1, `round_ties_even` is a function call.
-fn nearest(number: f32) -> f32 {
-    const ROUND: f32 = 12_582_912.0;
-    (number + ROUND) - ROUND
-}
-
-/// The largest and the smallest value, and zero.
-fn extremes(values: &[f32]) -> (f32, f32) {
-    const LANES: usize = 8;
-    let (mut high, mut low) = ([0f32; LANES], [0f32; LANES]);
-    let (eights, rest) = values.as_chunks::<LANES>();
-    for values in eights {
-        for (i, value) in values.iter().enumerate() {
-            (high[i], low[i]) = (high[i].max(*value), low[i].min(*value));
-        }
-    }
-    let high = high.iter().chain(rest).copied().fold(0.0, f32::max);
-    (high, low.iter().chain(rest).copied().fold(0.0, f32::min))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parts_of_turns_have_their_cosines_and_sines() {
-        for i in 0..1000u64 {
-            let turns = i.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            let (sin, cos) = (turns as f64 / 2f64.powi(64) * std::f64::consts::TAU).sin_cos();
-            let (got_cos, got_sin) = cos_sin(turns);
-            assert!((f64::from(got_cos) - cos).abs() < 2e-7 && (f64::from(got_sin) - sin).abs() < 2e-7, "{i}");
-        }
-        assert_eq!(cos_sin(1 << 62), (0.0, 1.0));
-    }
 }
