@@ -64,3 +64,17 @@ fn a_querys_bits_depend_on_neither_other_queries_nor_threads() {
         }
     }
 }
+
+#[test]
+fn only_work_that_is_shared_expects_to_wake_threads() {
+    let expected = |threads: usize, keys: usize| {
+        let ctx = Context::from_device(cpu::open_with_threads(threads).expect("threads"));
+        let attention = Attention::new(DType::F32, HEADS, KV_HEADS, DIM, Queries::each(1, 1), Keys::each(keys));
+        let plan = ctx.plan_attention(&attention).expect("every format is served");
+        (plan.launch().expect("there is work").estimate, ctx.info().launch_seconds)
+    };
+    let (small, wake_up) = expected(7, 16);
+    assert!(small < wake_up, "{small}");
+    assert!(expected(7, 100_000).0 > wake_up);
+    assert!(expected(1, 100_000).0 > 2.0 * expected(7, 100_000).0);
+}

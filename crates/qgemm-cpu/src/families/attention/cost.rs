@@ -10,9 +10,9 @@ use super::rows::{CHUNK_KEYS, MOST_ROWS};
 pub(super) const SERIAL: f64 = 262_144.0;
 
 /// Bytes per second that a core reads from a cache of keys.
-const CORE_BANDWIDTH: f64 = 1.5e10;
+const CORE_BANDWIDTH: f64 = 1e10;
 /// Share of the nominal FMA rate that products reach.
-const PRODUCTS: f64 = 0.65;
+const PRODUCTS: f64 = 0.55;
 /// Softmax of a score, in multiply-adds.
 const SOFTMAX: f64 = 57.0;
 /// Conversion of a key and its value, in
