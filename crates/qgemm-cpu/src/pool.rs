@@ -74,6 +74,13 @@ impl Pool {
         }
     }
 
+    /// Runs `work` with the number of threads that share it. Work that is not
+    /// worth waking them, or has no others, runs on the calling thread.
+    pub fn share(&self, is_worth_sharing: bool, work: impl FnOnce(usize) + Send) {
+        let threads = self.own.as_ref().map_or_else(rayon::current_num_threads, |pool| pool.current_num_threads());
+        if is_worth_sharing && threads > 1 { self.enter(|| work(threads)) } else { work(1) }
+    }
+
     /// Reserves memory for launches from this thread. If they are `shared`, the pool's
     /// threads reserve theirs, too.
     ///

@@ -101,12 +101,9 @@ impl Kernel for CpuDequantize {
             let values = parts.dequantize_row(codes.row(row), scales.row(row), factor, d_columns);
             out.copy_from_slice(cast_slice(&values));
         };
-        self.pool.enter(|| {
-            if rows.saturating_mul(columns) < SERIAL_ELEMENTS {
-                d.chunks_exact_mut(d_columns * 4).enumerate().for_each(of_row);
-            } else {
-                d.par_chunks_exact_mut(d_columns * 4).enumerate().for_each(of_row);
-            }
+        self.pool.share(rows.saturating_mul(columns) >= SERIAL_ELEMENTS, |threads| match threads {
+            1 => d.chunks_exact_mut(d_columns * 4).enumerate().for_each(of_row),
+            _ => d.par_chunks_exact_mut(d_columns * 4).enumerate().for_each(of_row),
         });
         Ok(())
     }

@@ -124,7 +124,7 @@ impl Kernel for CpuIndexer {
     fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
         HostStream::check(DeviceId::CPU, stream)?;
         let job = Job::new(self, operands)?;
-        self.pool.enter(|| job.run());
+        self.pool.share(self.op.macs() >= SERIAL, |threads| job.run(threads));
         Ok(())
     }
 }
@@ -191,12 +191,11 @@ impl<'a> Job<'a> {
         Ok(Self { indexer, q, k, weights, q_scales, k_scales, ranges, pages, scores, row_stride, indices })
     }
 
-    fn run(&self) {
+    fn run(&self, threads: usize) {
         let CpuIndexer { op, part_queries, .. } = self.indexer;
-        let is_serial = op.macs() < SERIAL;
-        let each = |tasks: usize, work: &(dyn Fn(usize) + Sync)| match is_serial {
-            true => (0..tasks).for_each(work),
-            false => (0..tasks).into_par_iter().with_max_len(1).for_each(work),
+        let each = |tasks: usize, work: &(dyn Fn(usize) + Sync)| match threads {
+            1 => (0..tasks).for_each(work),
+            _ => (0..tasks).into_par_iter().with_max_len(1).for_each(work),
         };
         for first in (0..op.queries).step_by(*part_queries) {
             let queries = (op.queries - first).min(*part_queries);

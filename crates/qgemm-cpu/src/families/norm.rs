@@ -112,7 +112,7 @@ impl Kernel for CpuNorm {
     fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
         HostStream::check(DeviceId::CPU, stream)?;
         let job = Job::new(&self.op, self.simd, operands)?;
-        self.pool.enter(|| job.run());
+        self.pool.share(self.op.rows * self.op.columns >= SERIAL_ELEMENTS, |threads| job.run(threads));
         Ok(())
     }
 }
@@ -194,7 +194,7 @@ impl<'a> Job<'a> {
         Ok(Self { op, simd, x, residual, gamma, beta, sum, d })
     }
 
-    fn run(&self) {
+    fn run(&self, threads: usize) {
         // Several rows per task, so that a task is worth starting.
         let rows_of_task = SERIAL_ELEMENTS.div_ceil(4 * self.op.columns).max(1);
         let tasks = 0..self.op.rows.div_ceil(rows_of_task);
@@ -208,10 +208,9 @@ impl<'a> Job<'a> {
                 (first..self.op.rows.min(first + rows_of_task)).for_each(|row| self.row(row, kept, part));
             });
         };
-        if self.op.rows * self.op.columns < SERIAL_ELEMENTS {
-            tasks.for_each(work);
-        } else {
-            tasks.into_par_iter().for_each(work);
+        match threads {
+            1 => tasks.for_each(work),
+            _ => tasks.into_par_iter().for_each(work),
         }
     }
 

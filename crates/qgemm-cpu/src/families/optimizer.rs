@@ -82,7 +82,7 @@ impl Kernel for CpuOptimizer {
     fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
         HostStream::check(DeviceId::CPU, stream)?;
         let job = Job::new(&self.op, self.simd, operands)?;
-        self.pool.enter(|| job.run());
+        self.pool.share(self.op.len >= SERIAL_LEN, |threads| job.run(threads));
         Ok(())
     }
 }
@@ -129,12 +129,11 @@ impl<'a> Job<'a> {
         Ok(Self { op, simd, step, gradient, weights, moments, copy })
     }
 
-    fn run(&self) {
+    fn run(&self, threads: usize) {
         let tasks = 0..self.op.len.div_ceil(TASK);
-        if self.op.len < SERIAL_LEN {
-            tasks.for_each(|task| self.task(task));
-        } else {
-            tasks.into_par_iter().for_each(|task| self.task(task));
+        match threads {
+            1 => tasks.for_each(|task| self.task(task)),
+            _ => tasks.into_par_iter().for_each(|task| self.task(task)),
         }
     }
 

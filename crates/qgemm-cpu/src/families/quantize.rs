@@ -84,7 +84,7 @@ impl Kernel for CpuQuantize {
         HostStream::check(DeviceId::CPU, stream)?;
         let op = CheckedQuantize { rows: operands.rows(self.op.rows), ..self.op };
         let job = Job::new(&op, self.simd, operands)?;
-        self.pool.enter(|| job.run());
+        self.pool.share(op.rows.saturating_mul(op.columns) >= SERIAL_ELEMENTS, |threads| job.run(threads));
         Ok(())
     }
 
@@ -124,15 +124,14 @@ impl<'a> Job<'a> {
         Ok(Self { op, simd, x: Ordered::new(x, None), planes: planes.with_factor(factor, O::Factor.name())? })
     }
 
-    fn run(&self) {
-        let CheckedQuantize { rows, columns, .. } = *self.op;
+    fn run(&self, threads: usize) {
+        let rows = self.op.rows;
         let each = Ordered::rows_at_once(&self.op.x);
         let task = |task: usize| self.rows(task * each..rows.min((task + 1) * each));
         let tasks = 0..rows.div_ceil(each);
-        if rows.saturating_mul(columns) < SERIAL_ELEMENTS {
-            tasks.for_each(task);
-        } else {
-            tasks.into_par_iter().for_each(task);
+        match threads {
+            1 => tasks.for_each(task),
+            _ => tasks.into_par_iter().for_each(task),
         }
     }
 

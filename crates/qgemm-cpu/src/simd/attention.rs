@@ -1,87 +1,174 @@
-//! Attention kernels: query-key products, exponentials, and weighted sums
-//! of values, on f32 rows of whole vectors.
+//! Attention kernels: products of a block of queries with a tile of keys or
+//! values, and softmax of a row of scores.
 
 use super::activation::exp_nonpositive;
 use super::vector::{LANES, Vector};
 
-/// `out[row][key] = q[row] · k[key]`, with rows of `width` columns. The
-/// order of additions depends on the width only.
+/// A matrix in scratch memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Panel<'a> {
+    /// Its values, row-major.
+    pub values: &'a [f32],
+    /// From one row to the next.
+    pub stride: usize,
+}
+
+/// Extent of [`add_products`]: `rows × depth` times `depth × columns`.
+#[derive(Clone, Copy, Debug)]
+pub struct Extent {
+    /// Rows of A and of the sums.
+    pub rows: usize,
+    /// Columns of A, rows of B.
+    pub depth: usize,
+    /// Columns of B and of the sums: whole vectors.
+    pub columns: usize,
+}
+
+/// `sums += A · B`. Each sum adds its products in
+/// the order of the depth, whatever the block.
+///
+/// `C` vectors are accumulated at once.
 ///
 /// # Safety
-/// The CPU must support the level's instructions. `q`, `k` and `out`
-/// must be whole rows, and `width` whole vectors.
+/// The CPU must support the level's instructions. A, B and the sums, with
+/// rows `stride` apart, must have the extent.
 #[inline(always)]
-pub unsafe fn match_keys<V: Vector>(q: &[f32], k: &[f32], width: usize, out: &mut [f32]) {
-    let (rows, keys) = (q.len() / width, k.len() / width);
-    let mut row = 0;
-    // SAFETY: guaranteed by the caller; blocks of rows and keys
-    // are within `q`, `k` and `out`.
+pub unsafe fn add_products<V: Vector, const C: usize>(
+    extent: Extent,
+    a: Panel<'_>,
+    b: Panel<'_>,
+    sums: &mut [f32],
+    stride: usize,
+) {
+    let mut column = 0;
+    // SAFETY: guaranteed by the caller; blocks are within the extent.
     unsafe {
-        while row + 4 <= rows {
-            of_rows::<V, 4, 2>(q, k, width, row, keys, out);
+        while column + C * LANES <= extent.columns {
+            add_to_columns::<V, C>(extent, a, b, column, sums, stride);
+            column += C * LANES;
+        }
+        while column < extent.columns {
+            add_to_columns::<V, 1>(extent, a, b, column, sums, stride);
+            column += LANES;
+        }
+    }
+}
+
+/// # Safety
+/// As for [`add_products`]; `C` vectors from `column` on must exist.
+#[inline(always)]
+unsafe fn add_to_columns<V: Vector, const C: usize>(
+    extent: Extent,
+    a: Panel<'_>,
+    b: Panel<'_>,
+    column: usize,
+    sums: &mut [f32],
+    stride: usize,
+) {
+    let mut row = 0;
+    // SAFETY: guaranteed by the caller; rows are within the extent.
+    unsafe {
+        while row < extent.rows {
+            let strides = [a.stride, b.stride, stride];
+            let (of_a, of_b) = (a.values.as_ptr().add(row * a.stride), b.values.as_ptr().add(column));
+            let to = sums.as_mut_ptr().add(row * stride + column);
+            match extent.rows - row {
+                1 => add_block::<V, 1, C>(extent.depth, of_a, of_b, to, strides),
+                2 => add_block::<V, 2, C>(extent.depth, of_a, of_b, to, strides),
+                3 => add_block::<V, 3, C>(extent.depth, of_a, of_b, to, strides),
+                _ => add_block::<V, 4, C>(extent.depth, of_a, of_b, to, strides),
+            }
             row += 4;
         }
-        while row < rows {
-            of_rows::<V, 1, 4>(q, k, width, row, keys, out);
-            row += 1;
-        }
     }
 }
 
+/// `R × C` accumulators in registers. `strides` are those
+/// of A, B and the sums.
+///
 /// # Safety
-/// As for [`match_keys`]; `R` rows from `row` on must exist.
+/// As for [`add_products`]; the pointers must be at
+/// the block's first values.
 #[inline(always)]
-unsafe fn of_rows<V: Vector, const R: usize, const C: usize>(
-    q: &[f32],
-    k: &[f32],
-    width: usize,
-    row: usize,
-    keys: usize,
-    out: &mut [f32],
+unsafe fn add_block<V: Vector, const R: usize, const C: usize>(
+    depth: usize,
+    a: *const f32,
+    b: *const f32,
+    to: *mut f32,
+    strides: [usize; 3],
 ) {
-    let mut key = 0;
-    // SAFETY: guaranteed by the caller.
-    unsafe {
-        while key + C <= keys {
-            block::<V, R, C>(q, k, width, [row, key], keys, out);
-            key += C;
-        }
-        while key < keys {
-            block::<V, R, 1>(q, k, width, [row, key], keys, out);
-            key += 1;
-        }
-    }
-}
-
-/// # Safety
-/// As for [`match_keys`]; `R` rows and `C` keys from
-/// `row` and `key` on must exist.
-#[inline(always)]
-unsafe fn block<V: Vector, const R: usize, const C: usize>(
-    q: &[f32],
-    k: &[f32],
-    width: usize,
-    [row, key]: [usize; 2],
-    keys: usize,
-    out: &mut [f32],
-) {
-    // SAFETY: guaranteed by the caller: columns are within whole rows.
+    let [a_stride, b_stride, stride] = strides;
+    // SAFETY: guaranteed by the caller. Loops instead of `from_fn`, because
+    // compilers do not propagate the level's instructions into closures.
     unsafe {
         let mut sums = [[V::splat(0.0); C]; R];
-        for column in (0..width).step_by(LANES) {
-            let q: [V::Floats; R] = std::array::from_fn(|r| V::load(q.as_ptr().add((row + r) * width + column)));
-            let k: [V::Floats; C] = std::array::from_fn(|c| V::load(k.as_ptr().add((key + c) * width + column)));
-            for (sums, q) in sums.iter_mut().zip(q) {
-                for (sum, k) in sums.iter_mut().zip(k) {
-                    *sum = V::multiply_add(q, k, *sum);
+        for (r, sums) in sums.iter_mut().enumerate() {
+            for (c, sum) in sums.iter_mut().enumerate() {
+                *sum = V::load(to.add(r * stride + c * LANES));
+            }
+        }
+        for k in 0..depth {
+            let mut of_b = [V::splat(0.0); C];
+            for (c, b_vector) in of_b.iter_mut().enumerate() {
+                *b_vector = V::load(b.add(k * b_stride + c * LANES));
+            }
+            for (r, sums) in sums.iter_mut().enumerate() {
+                let a = V::splat(*a.add(r * a_stride + k));
+                for (sum, b) in sums.iter_mut().zip(of_b) {
+                    *sum = V::multiply_add(a, b, *sum);
                 }
             }
         }
         for (r, sums) in sums.into_iter().enumerate() {
             for (c, sum) in sums.into_iter().enumerate() {
-                *out.get_unchecked_mut((row + r) * keys + key + c) = total::<V>(sum);
+                V::store(to.add(r * stride + c * LANES), sum);
             }
         }
+    }
+}
+
+/// Multiplies scores by `scale` and returns the largest, at least
+/// `most`. NaN is never the largest.
+///
+/// # Safety
+/// The CPU must support the level's instructions.
+/// `scores` must be whole vectors.
+#[inline(always)]
+pub unsafe fn scale_scores<V: Vector>(scores: &mut [f32], scale: f32, most: f32) -> f32 {
+    let mut lanes = [0.0; LANES];
+    // SAFETY: guaranteed by the caller; the array has sixteen floats.
+    unsafe {
+        let (mut largest, scale) = (V::splat(most), V::splat(scale));
+        for scores in scores.chunks_exact_mut(LANES) {
+            let scaled = V::multiply(V::load(scores.as_ptr()), scale);
+            V::store(scores.as_mut_ptr(), scaled);
+            largest = V::where_less(largest, scaled, scaled, largest);
+        }
+        V::store(lanes.as_mut_ptr(), largest);
+    }
+    for half in [8, 4, 2, 1] {
+        for i in 0..half {
+            lanes[i] = if lanes[i] < lanes[i + half] { lanes[i + half] } else { lanes[i] };
+        }
+    }
+    lanes[0]
+}
+
+/// Whether no value is infinite or NaN.
+///
+/// # Safety
+/// The CPU must support the level's instructions.
+/// `values` must be whole vectors.
+#[inline(always)]
+pub unsafe fn are_finite<V: Vector>(values: &[f32]) -> bool {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        let mut sum = V::splat(0.0);
+        for values in values.chunks_exact(LANES) {
+            // Zero for numbers, NaN otherwise.
+            sum = V::multiply_add(V::load(values.as_ptr()), V::splat(0.0), sum);
+        }
+        total::<V>(sum) == 0.0
     }
 }
 
@@ -126,57 +213,5 @@ pub unsafe fn exponentials<V: Vector>(scores: &mut [f32], most: f32) -> f32 {
             sum = V::multiply_add(power, one, sum);
         }
         total::<V>(sum)
-    }
-}
-
-/// `sums[row] += Σ weights[row][key] · v[key]`, with rows of
-/// `width` columns, key by key.
-///
-/// # Safety
-/// As for [`match_keys`]; `weights` must have a row for each of
-/// `sums`, with as many keys as `v` has rows.
-#[inline(always)]
-pub unsafe fn add_values<V: Vector>(weights: &[f32], v: &[f32], width: usize, sums: &mut [f32]) {
-    let (rows, keys) = (sums.len() / width, v.len() / width);
-    let mut row = 0;
-    // SAFETY: guaranteed by the caller.
-    unsafe {
-        while row + 4 <= rows {
-            add_to_rows::<V, 4>(weights, v, width, row, keys, sums);
-            row += 4;
-        }
-        while row < rows {
-            add_to_rows::<V, 1>(weights, v, width, row, keys, sums);
-            row += 1;
-        }
-    }
-}
-
-/// # Safety
-/// As for [`add_values`]; `R` rows from `row` on must exist.
-#[inline(always)]
-unsafe fn add_to_rows<V: Vector, const R: usize>(
-    weights: &[f32],
-    v: &[f32],
-    width: usize,
-    row: usize,
-    keys: usize,
-    sums: &mut [f32],
-) {
-    // SAFETY: guaranteed by the caller: columns are within whole rows.
-    unsafe {
-        for column in (0..width).step_by(LANES) {
-            let to: [*mut f32; R] = std::array::from_fn(|r| sums.as_mut_ptr().add((row + r) * width + column));
-            let mut own: [V::Floats; R] = to.map(|to| V::load(to));
-            for key in 0..keys {
-                let v = V::load(v.as_ptr().add(key * width + column));
-                for (r, own) in own.iter_mut().enumerate() {
-                    *own = V::multiply_add(V::splat(*weights.get_unchecked((row + r) * keys + key)), v, *own);
-                }
-            }
-            for (to, own) in to.into_iter().zip(own) {
-                V::store(to, own);
-            }
-        }
     }
 }

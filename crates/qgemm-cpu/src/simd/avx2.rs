@@ -13,7 +13,7 @@ struct Avx2;
 
 level!(
     KERNELS, SimdLevel::Avx2, Avx2, Widened, "avx2,fma,f16c",
-    [1 => 4, 2 => 2, 3 => 2, 4 => 1, 5 => 1, 6 => 1], packed [1, 2, 4], unpacked [1 => 1, 2 => 1, 4 => 1]
+    [1 => 4, 2 => 2, 3 => 2, 4 => 1, 5 => 1, 6 => 1], packed [1, 2, 4], unpacked [1 => 1, 2 => 1, 4 => 1], attention 1
 );
 
 /// The level with 8-bit dot products.
@@ -22,7 +22,7 @@ pub mod vnni {
 
     level!(
         KERNELS, SimdLevel::AvxVnni, Avx2, Vnni, "avx2,fma,f16c,avxvnni",
-        [1 => 4, 2 => 2, 3 => 2, 4 => 1, 5 => 1, 6 => 1], packed [1, 2, 4], unpacked [1 => 1, 2 => 1, 4 => 1]
+        [1 => 4, 2 => 2, 3 => 2, 4 => 1, 5 => 1, 6 => 1], packed [1, 2, 4], unpacked [1 => 1, 2 => 1, 4 => 1], attention 1
     );
 }
 
@@ -146,6 +146,15 @@ impl Vector for Avx2 {
     unsafe fn add(a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
         // SAFETY: as above.
         unsafe { [_mm256_add_epi32(a[0], b[0]), _mm256_add_epi32(a[1], b[1])] }
+    }
+    #[inline(always)]
+    unsafe fn interleave(a: [__m256i; 2], b: [__m256i; 2]) -> [[__m256i; 2]; 2] {
+        // SAFETY: as above.
+        let half = |i: usize| unsafe {
+            let (even, odd) = (_mm256_unpacklo_epi32(a[i], b[i]), _mm256_unpackhi_epi32(a[i], b[i]));
+            [_mm256_permute2x128_si256::<0x20>(even, odd), _mm256_permute2x128_si256::<0x31>(even, odd)]
+        };
+        [half(0), half(1)]
     }
     #[inline(always)]
     unsafe fn largest(a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {

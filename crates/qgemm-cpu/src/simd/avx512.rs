@@ -12,7 +12,7 @@ struct Avx512;
 
 level!(
     KERNELS, SimdLevel::Avx512, Avx512, Widened, "avx512f,avx512bw,avx512dq,avx512vl",
-    [1 => 4, 2 => 4, 3 => 4, 4 => 4, 5 => 4, 6 => 4], packed [1, 2, 4], unpacked [1 => 2, 2 => 2, 4 => 2]
+    [1 => 4, 2 => 4, 3 => 4, 4 => 4, 5 => 4, 6 => 4], packed [1, 2, 4], unpacked [1 => 2, 2 => 2, 4 => 2], attention 4
 );
 
 /// The level with 8-bit dot products.
@@ -21,7 +21,7 @@ pub mod vnni {
 
     level!(
         KERNELS, SimdLevel::Avx512Vnni, Avx512, Vnni, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni",
-        [1 => 4, 2 => 4, 3 => 4, 4 => 4, 5 => 4, 6 => 4], packed [1, 2, 4, 8], unpacked [1 => 2, 2 => 2, 4 => 2, 6 => 2]
+        [1 => 4, 2 => 4, 3 => 4, 4 => 4, 5 => 4, 6 => 4], packed [1, 2, 4, 8], unpacked [1 => 2, 2 => 2, 4 => 2, 6 => 2], attention 4
     );
 }
 
@@ -123,6 +123,15 @@ impl Vector for Avx512 {
     unsafe fn add(a: __m512i, b: __m512i) -> __m512i {
         // SAFETY: as above.
         unsafe { _mm512_add_epi32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn interleave(a: __m512i, b: __m512i) -> [__m512i; 2] {
+        // SAFETY: as above.
+        unsafe {
+            let lower = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+            let upper = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+            [_mm512_permutex2var_epi32(a, lower, b), _mm512_permutex2var_epi32(a, upper, b)]
+        }
     }
     #[inline(always)]
     unsafe fn largest(a: __m512i, b: __m512i) -> __m512i {

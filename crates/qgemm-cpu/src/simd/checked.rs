@@ -2,7 +2,8 @@
 
 use qgemm_formats::DType;
 use qgemm_formats::prepack::{FragmentLayout, PackedLayout};
-use qgemm_hal::SimdLevel;
+use qgemm_hal::op::attention::{KV_BLOCK, KV_SCALE_BYTES};
+use qgemm_hal::{KvFormat, SimdLevel};
 
 use super::codes::UNIT;
 use super::dot::{LEAST_SUB_BLOCK, SCALED_COLUMNS};
@@ -11,8 +12,8 @@ use super::neon;
 use super::portable;
 use super::vector::LANES;
 use super::{
-    BLOCK_ROWS, Epilogue, KTile, MultiplyCodes, Normalization, OfRows, OfToken, Operands, Quantization, Scales, Simd,
-    scaled_sub_blocks,
+    BLOCK_ROWS, Epilogue, Extent, KTile, KvRow, MultiplyCodes, Normalization, OfRows, OfToken, Operands, Panel,
+    Quantization, Scales, Simd, TILE_KEYS, readable, scaled_sub_blocks,
 };
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512};
@@ -142,6 +143,55 @@ impl Simd {
         unsafe { (self.match_keys)(q, k, width, out) }
     }
 
+    /// Keys of whole vectors as `out[feature][key]` in f32, features
+    /// [`TILE_KEYS`] apart.
+    pub fn load_keys(&self, format: KvFormat, rows: &[KvRow<'_>], features: usize, out: &mut [f32]) {
+        assert!(rows.len() <= TILE_KEYS && rows.len().is_multiple_of(LANES), "keys are whole vectors of a tile");
+        assert!(features.next_multiple_of(8) * TILE_KEYS <= out.len(), "features have their rows");
+        check_rows(format, rows, features);
+        // SAFETY: as in `decode`.
+        unsafe { (self.load_keys)(format, rows, features, out) }
+    }
+
+    /// Values as `out[key][feature]` in f32, rows padded to whole vectors.
+    pub fn load_values(&self, format: KvFormat, rows: &[KvRow<'_>], features: usize, out: &mut [f32]) {
+        assert!(rows.len() * features.next_multiple_of(LANES) <= out.len(), "values have their rows");
+        check_rows(format, rows, features);
+        // SAFETY: as in `decode`.
+        unsafe { (self.load_values)(format, rows, features, out) }
+    }
+
+    /// `sums += A · B`, with rows of sums `stride` apart. Each sum adds
+    /// its products in the order of the depth.
+    pub fn add_products(&self, extent: Extent, a: Panel<'_>, b: Panel<'_>, sums: &mut [f32], stride: usize) {
+        let Extent { rows, depth, columns } = extent;
+        assert!(columns.is_multiple_of(LANES), "columns are whole vectors");
+        let end = |rows: usize, stride: usize, columns: usize| match rows.checked_sub(1) {
+            Some(last) if columns > 0 => last * stride + columns,
+            _ => 0,
+        };
+        assert!(end(rows, a.stride, depth) <= a.values.len(), "A lies in its scratch memory");
+        assert!(end(depth, b.stride, columns) <= b.values.len(), "B lies in its scratch memory");
+        assert!(end(rows, stride, columns) <= sums.len(), "sums lie in their scratch memory");
+        // SAFETY: as in `decode`.
+        unsafe { (self.add_products)(extent, a, b, sums, stride) }
+    }
+
+    /// Multiplies scores by `scale` and returns the largest,
+    /// at least `most`. NaN is never the largest.
+    pub fn scale_scores(&self, scores: &mut [f32], scale: f32, most: f32) -> f32 {
+        assert!(scores.len().is_multiple_of(LANES), "scores are whole vectors");
+        // SAFETY: as in `decode`.
+        unsafe { (self.scale_scores)(scores, scale, most) }
+    }
+
+    /// Whether no value is infinite or NaN.
+    pub fn are_finite(&self, values: &[f32]) -> bool {
+        assert!(values.len().is_multiple_of(LANES), "values are whole vectors");
+        // SAFETY: as in `decode`.
+        unsafe { (self.are_finite)(values) }
+    }
+
     /// Replaces every score by `exp(score − most)` and returns their sum.
     /// No score exceeds `most`. NaN makes the sum NaN.
     pub fn exponentials(&self, scores: &mut [f32], most: f32) -> f32 {
@@ -170,16 +220,6 @@ impl Simd {
         assert_eq!(other.len(), values.len(), "every value has a counterpart");
         // SAFETY: as in `decode`.
         unsafe { (self.add)(other, values) }
-    }
-
-    /// `sums[row] += Σ weights[row][key] · v[key]`, with rows of `width`
-    /// columns, which are whole vectors.
-    pub fn add_values(&self, weights: &[f32], v: &[f32], width: usize, sums: &mut [f32]) {
-        assert!(width > 0 && width.is_multiple_of(LANES), "rows are whole vectors");
-        assert!(v.len().is_multiple_of(width) && sums.len().is_multiple_of(width), "rows are whole");
-        assert_eq!(weights.len(), v.len() / width * (sums.len() / width), "every row has a weight for every key");
-        // SAFETY: as in `decode`.
-        unsafe { (self.add_values)(weights, v, width, sums) }
     }
 
     /// `sums[token][row] += Σ w[tile][column][lane] · x[token][column]` for
@@ -262,6 +302,15 @@ impl Simd {
             first += group;
         }
     }
+}
+
+/// Checks that rows of a cache have what kernels read.
+fn check_rows(format: KvFormat, rows: &[KvRow<'_>], features: usize) {
+    let scales = if format.has_scales() { features / KV_BLOCK * KV_SCALE_BYTES } else { 0 };
+    assert!(features.is_multiple_of(format.step()), "features are whole blocks");
+    let bytes = readable(format, features);
+    let fits = |row: &KvRow<'_>| row.numbers.len() >= bytes && row.scales.len() >= scales;
+    assert!(rows.iter().all(fits), "rows have their numbers and scales");
 }
 
 /// Columns of the whole k-tiles of `layout` (`k_tile_bytes` each) in

@@ -3,11 +3,12 @@
 /// Defines the kernels of a level. For f32: tiles per kernel
 /// for each number of tokens, so that all accumulators are in
 /// registers. For packed codes: the supported numbers of tokens. For
-/// unpacked codes: tiles for each number of tokens.
+/// unpacked codes: tiles for each number of tokens. For attention: vectors
+/// of four rows that are accumulated at once.
 macro_rules! level {
     ($name:ident, $level:expr, $vector:ty, $dot:ty, $($features:literal,)?
      [$($tokens:literal => $tiles:literal),*], packed [$($packed:literal),*],
-     unpacked [$($unpacked:literal => $unpacked_tiles:literal),*]) => {
+     unpacked [$($unpacked:literal => $unpacked_tiles:literal),*], attention $attention:literal) => {
         pub static $name: Simd = Simd {
             level: $level,
             magnitudes: <$dot as crate::simd::vector::Dot<$vector>>::MAGNITUDES,
@@ -17,8 +18,12 @@ macro_rules! level {
             quantize,
             finish,
             match_keys,
+            load_keys,
+            load_values,
+            add_products,
+            scale_scores,
             exponentials,
-            add_values,
+            are_finite,
             moments,
             normalize,
             add,
@@ -85,11 +90,11 @@ macro_rules! level {
         }
 
         /// # Safety
-        /// As for `attention::match_keys`.
+        /// As for `indexer::match_keys`.
         $(#[target_feature(enable = $features)])?
         unsafe fn match_keys(q: &[f32], k: &[f32], width: usize, out: &mut [f32]) {
             // SAFETY: guaranteed by the caller.
-            unsafe { crate::simd::attention::match_keys::<$vector>(q, k, width, out) }
+            unsafe { crate::simd::indexer::match_keys::<$vector>(q, k, width, out) }
         }
 
         /// # Safety
@@ -101,11 +106,59 @@ macro_rules! level {
         }
 
         /// # Safety
-        /// As for `attention::add_values`.
+        /// As for `kv_tile::load_keys`.
         $(#[target_feature(enable = $features)])?
-        unsafe fn add_values(weights: &[f32], v: &[f32], width: usize, sums: &mut [f32]) {
+        unsafe fn load_keys(
+            format: qgemm_hal::KvFormat,
+            rows: &[crate::simd::KvRow<'_>],
+            features: usize,
+            out: &mut [f32],
+        ) {
             // SAFETY: guaranteed by the caller.
-            unsafe { crate::simd::attention::add_values::<$vector>(weights, v, width, sums) }
+            unsafe { crate::simd::kv_tile::load_keys::<$vector>(format, rows, features, out) }
+        }
+
+        /// # Safety
+        /// As for `kv_tile::load_values`.
+        $(#[target_feature(enable = $features)])?
+        unsafe fn load_values(
+            format: qgemm_hal::KvFormat,
+            rows: &[crate::simd::KvRow<'_>],
+            features: usize,
+            out: &mut [f32],
+        ) {
+            // SAFETY: guaranteed by the caller.
+            unsafe { crate::simd::kv_tile::load_values::<$vector>(format, rows, features, out) }
+        }
+
+        /// # Safety
+        /// As for `attention::add_products`.
+        $(#[target_feature(enable = $features)])?
+        unsafe fn add_products(
+            extent: crate::simd::Extent,
+            a: crate::simd::Panel<'_>,
+            b: crate::simd::Panel<'_>,
+            sums: &mut [f32],
+            stride: usize,
+        ) {
+            // SAFETY: guaranteed by the caller.
+            unsafe { crate::simd::attention::add_products::<$vector, $attention>(extent, a, b, sums, stride) }
+        }
+
+        /// # Safety
+        /// As for `attention::scale_scores`.
+        $(#[target_feature(enable = $features)])?
+        unsafe fn scale_scores(scores: &mut [f32], scale: f32, most: f32) -> f32 {
+            // SAFETY: guaranteed by the caller.
+            unsafe { crate::simd::attention::scale_scores::<$vector>(scores, scale, most) }
+        }
+
+        /// # Safety
+        /// As for `attention::are_finite`.
+        $(#[target_feature(enable = $features)])?
+        unsafe fn are_finite(values: &[f32]) -> bool {
+            // SAFETY: guaranteed by the caller.
+            unsafe { crate::simd::attention::are_finite::<$vector>(values) }
         }
 
         /// # Safety

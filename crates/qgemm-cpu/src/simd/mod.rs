@@ -10,7 +10,9 @@ mod codes;
 mod dense;
 mod dot;
 mod epilogue;
+mod indexer;
 mod kernel;
+mod kv_tile;
 mod level;
 mod norm;
 mod portable;
@@ -31,13 +33,15 @@ mod neon;
 
 use qgemm_formats::prepack::PackedLayout;
 use qgemm_formats::{DType, Encoding};
-use qgemm_hal::SimdLevel;
+use qgemm_hal::{KvFormat, SimdLevel};
 
 use codes::CodeShape;
 use level::{level, of_shapes};
 
+pub use attention::{Extent, Panel};
 pub use dot::{Operands, Tile};
 pub use epilogue::{Epilogue, OfRows, OfToken};
+pub use kv_tile::{KvRow, TILE_KEYS, readable};
 pub use norm::Normalization;
 pub use prefetch::Prefetch;
 pub use quantize::Quantization;
@@ -83,12 +87,18 @@ type UnpackCodes = unsafe fn(layout: &PackedLayout, k_tiles: &[u8], out: &mut [u
 /// tokens and shape of codes.
 type MultiplyCodes = unsafe fn(at: &Operands<'_>, sums: &mut [f32]);
 
-/// [`attention::match_keys`] of a level.
+/// [`indexer::match_keys`] of a level.
 type MatchKeys = unsafe fn(q: &[f32], k: &[f32], width: usize, out: &mut [f32]);
 /// [`attention::exponentials`] of a level.
 type Exponentials = unsafe fn(scores: &mut [f32], most: f32) -> f32;
-/// [`attention::add_values`] of a level.
-type AddValues = unsafe fn(weights: &[f32], v: &[f32], width: usize, sums: &mut [f32]);
+/// [`attention::add_products`] of a level.
+type AddProducts = unsafe fn(extent: Extent, a: Panel<'_>, b: Panel<'_>, sums: &mut [f32], stride: usize);
+/// [`attention::scale_scores`] of a level.
+type ScaleScores = unsafe fn(scores: &mut [f32], scale: f32, most: f32) -> f32;
+/// [`attention::are_finite`] of a level.
+type AreFinite = unsafe fn(values: &[f32]) -> bool;
+/// [`kv_tile::load_keys`] or [`kv_tile::load_values`] of a level.
+type LoadTile = unsafe fn(format: KvFormat, rows: &[KvRow<'_>], features: usize, out: &mut [f32]);
 
 /// [`norm::moments`] of a level.
 type Moments = unsafe fn(values: &[f32], scale: f32, mean: f32) -> [f32; 2];
@@ -110,8 +120,12 @@ pub struct Simd {
     quantize: Quantize,
     finish: Finish,
     match_keys: MatchKeys,
+    load_keys: LoadTile,
+    load_values: LoadTile,
+    add_products: AddProducts,
+    scale_scores: ScaleScores,
     exponentials: Exponentials,
-    add_values: AddValues,
+    are_finite: AreFinite,
     moments: Moments,
     normalize: Normalize,
     add: Add,

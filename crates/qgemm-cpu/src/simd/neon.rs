@@ -14,7 +14,7 @@ struct Neon;
 
 level!(
     KERNELS, SimdLevel::Neon, Neon, Widened, "neon",
-    [1 => 4, 2 => 2, 3 => 1, 4 => 1, 5 => 1, 6 => 1], packed [1, 2], unpacked [1 => 1, 2 => 1]
+    [1 => 4, 2 => 2, 3 => 1, 4 => 1, 5 => 1, 6 => 1], packed [1, 2], unpacked [1 => 1, 2 => 1], attention 1
 );
 
 /// The level with 8-bit dot products.
@@ -23,7 +23,7 @@ pub mod dotprod {
 
     level!(
         KERNELS, SimdLevel::NeonDotprod, Neon, Sdot, "neon,dotprod",
-        [1 => 4, 2 => 2, 3 => 1, 4 => 1, 5 => 1, 6 => 1], packed [1, 2, 3], unpacked [1 => 1, 2 => 1, 3 => 1]
+        [1 => 4, 2 => 2, 3 => 1, 4 => 1, 5 => 1, 6 => 1], packed [1, 2, 3], unpacked [1 => 1, 2 => 1, 3 => 1], attention 1
     );
 }
 
@@ -137,6 +137,13 @@ impl Vector for Neon {
     unsafe fn add(a: [uint32x4_t; 4], b: [uint32x4_t; 4]) -> [uint32x4_t; 4] {
         // SAFETY: as above.
         from_fn(|i| unsafe { vaddq_u32(a[i], b[i]) })
+    }
+    #[inline(always)]
+    unsafe fn interleave(a: [uint32x4_t; 4], b: [uint32x4_t; 4]) -> [[uint32x4_t; 4]; 2] {
+        // SAFETY: as above.
+        let pair = |i: usize| unsafe { [vzip1q_u32(a[i], b[i]), vzip2q_u32(a[i], b[i])] };
+        let ([p, q], [r, s], [t, u], [v, w]) = (pair(0), pair(1), pair(2), pair(3));
+        [[p, q, r, s], [t, u, v, w]]
     }
     #[inline(always)]
     unsafe fn largest(a: [uint32x4_t; 4], b: [uint32x4_t; 4]) -> [uint32x4_t; 4] {

@@ -12,7 +12,7 @@ struct Portable;
 
 level!(
     KERNELS, SimdLevel::Scalar, Portable, Bytes,
-    [1 => 2, 2 => 1, 3 => 1, 4 => 1], packed [1, 2], unpacked [1 => 1, 2 => 1]
+    [1 => 2, 2 => 1, 3 => 1, 4 => 1], packed [1, 2], unpacked [1 => 1, 2 => 1], attention 1
 );
 
 impl Vector for Portable {
@@ -111,6 +111,11 @@ impl Vector for Portable {
     #[inline(always)]
     unsafe fn add(a: [u32; LANES], b: [u32; LANES]) -> [u32; LANES] {
         std::array::from_fn(|i| a[i].wrapping_add(b[i]))
+    }
+    #[inline(always)]
+    unsafe fn interleave(a: [u32; LANES], b: [u32; LANES]) -> [[u32; LANES]; 2] {
+        let of = |first: usize| std::array::from_fn(|i| if i % 2 == 0 { a[first + i / 2] } else { b[first + i / 2] });
+        [of(0), of(LANES / 2)]
     }
     #[inline(always)]
     unsafe fn largest(a: [u32; LANES], b: [u32; LANES]) -> [u32; LANES] {

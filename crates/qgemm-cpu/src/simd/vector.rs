@@ -72,6 +72,9 @@ pub trait Vector: Copy {
     unsafe fn xor(a: Self::Words, b: Self::Words) -> Self::Words;
     /// `a + b`, wrapping.
     unsafe fn add(a: Self::Words, b: Self::Words) -> Self::Words;
+    /// Lanes of both in turns: those of the lower
+    /// halves, and those of the upper halves.
+    unsafe fn interleave(a: Self::Words, b: Self::Words) -> [Self::Words; 2];
     /// Lanewise maximum of words below 2³¹.
     unsafe fn largest(a: Self::Words, b: Self::Words) -> Self::Words;
     /// Largest lane, of words below 2³¹.

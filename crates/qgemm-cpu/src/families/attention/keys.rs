@@ -1,18 +1,15 @@
-//! Queries and keys of a sequence, and tiles of
-//! keys and values in f32.
+//! Queries and keys of a sequence, where keys are, and which
+//! of them a query attends to.
 
-use qgemm_formats::DType;
-use qgemm_formats::float8::e4m3_to_f32;
-use qgemm_hal::op::attention::{KV_BLOCK, KV_SCALE_BYTES};
-use qgemm_hal::{
-    Addressing, CheckedAttention, HalError, KvAddressing, KvFormat, KvRows, MaskBits, Paging, QueryLengths,
-};
+use std::ops::Range;
 
-use crate::operand::absent;
-use crate::simd::{LANES, Simd};
+use qgemm_hal::{Addressing, CheckedAttention, KvAddressing, MaskBits, Paging, QueryLengths};
 
-/// Keys of a tile: whole vectors.
-pub(super) const TILE_KEYS: usize = 64;
+use crate::simd::TILE_KEYS;
+
+/// Page and row of a key; `None` when the table
+/// has no valid page.
+pub(super) type Place = Option<(usize, usize)>;
 
 /// Offsets, lengths and block table, as given.
 pub(in crate::families) struct Index<'a> {
@@ -56,8 +53,33 @@ impl Index<'_> {
         Sequence { index, token, queries: queries.min(most), row, keys: keys.min(op.most_keys) }
     }
 
-    /// Page and row of key `key`; `None` when the
-    /// table has no valid page.
+    /// Places of the keys from `first` on. Keys past the
+    /// sequence have none. Returns a bit for each place.
+    pub(super) fn places(&self, paging: Paging, of: &Sequence, first: usize, out: &mut [Place; TILE_KEYS]) -> u64 {
+        let mut there = 0;
+        let count = of.keys.saturating_sub(first).min(TILE_KEYS);
+        out[count..].fill(None);
+        let paged = self.table.map(|table| &table[of.index * paging.width..][..paging.width]);
+        let (mut page, mut row) =
+            if paged.is_some() { (first / paging.page_size, first % paging.page_size) } else { (0, 0) };
+        for (i, place) in out[..count].iter_mut().enumerate() {
+            *place = match paged {
+                Some(table) => {
+                    let (at, number) = (row, table[page] as usize);
+                    row += 1;
+                    if row == paging.page_size {
+                        (page, row) = (page + 1, 0);
+                    }
+                    (number < paging.pages).then_some((number, at))
+                }
+                None => self.place(paging, of, first + i),
+            };
+            there |= u64::from(place.is_some()) << i;
+        }
+        there
+    }
+
+    /// Place of key `key`.
     pub fn place(&self, paging: Paging, of: &Sequence, key: usize) -> Option<(usize, usize)> {
         match self.table {
             Some(table) => {
@@ -107,106 +129,37 @@ impl<'a> Mask<'a> {
 
 const _: () = assert!(TILE_KEYS == 2 * MaskBits::WORD_KEYS);
 
-/// Keys or values in memory.
-pub(super) struct Rows<'a> {
-    bytes: &'a [u8],
-    /// Block scales, if the format has them.
-    scales: Option<&'a [u8]>,
-    layout: KvRows,
-    kv: KvFormat,
-    columns: usize,
+/// Keys of the sequence that row `row` of its block attends
+/// to, unless a mask says otherwise.
+pub(super) fn visible_keys(op: &CheckedAttention, sequence: &Sequence, row: usize) -> Range<usize> {
+    let query = row / op.group();
+    // One past the query's position.
+    let end = (sequence.keys + query + 1).saturating_sub(sequence.queries);
+    let first = op.window.map_or(0, |window| end.saturating_sub(window));
+    let last = if op.causal { end.min(sequence.keys) } else { sequence.keys };
+    first.min(last)..last
 }
 
-impl<'a> Rows<'a> {
-    /// # Errors
-    /// [`HalError::OutOfBounds`] when they exceed `bytes`.
-    pub fn new(
-        bytes: &'a [u8],
-        scales: Option<&'a [u8]>,
-        layout: KvRows,
-        op: &CheckedAttention,
-        columns: usize,
-        what: &'static str,
-    ) -> Result<Self, HalError> {
-        let Paging { pages, page_size, .. } = op.paging();
-        let rows = Self { bytes, scales, layout, kv: op.kv, columns };
-        if pages > 0 && page_size > 0 {
-            let end = rows.at(pages - 1, page_size - 1, op.kv_heads - 1) + columns;
-            if op.kv.bytes_of(end) > bytes.len() {
-                return Err(absent(what, op.kv.bytes_of(end)));
-            }
-            let of_scales = end / KV_BLOCK * KV_SCALE_BYTES;
-            if op.kv.has_scales() && scales.is_none_or(|scales| scales.len() < of_scales) {
-                return Err(absent("the scales", of_scales));
-            }
-        }
-        Ok(rows)
-    }
-
-    /// First element of a head of a row.
-    fn at(&self, page: usize, row: usize, head: usize) -> usize {
-        let KvRows { page_stride, rows } = self.layout;
-        page * page_stride as usize + row * rows.token_stride as usize + head * rows.head_stride as usize
-    }
-
-    /// Loads rows of keys from `first` on as f32,
-    /// `width` columns wide. Absent keys are zeros.
-    /// Returns a bit for each present key.
-    pub fn load(&self, from: &Source<'_>, first: usize, width: usize, tile: &mut [f32]) -> u64 {
-        let Source { simd, index, op, sequence, head } = from;
-        let (paging, mut there) = (op.paging(), 0);
-        for (i, out) in tile.chunks_exact_mut(width).enumerate() {
-            let key = first + i;
-            let place = (key < sequence.keys).then(|| index.place(paging, sequence, key)).flatten();
-            let Some((page, row)) = place else {
-                out.fill(0.0);
-                continue;
-            };
-            there |= 1 << i;
-            let element = self.at(page, row, *head);
-            let bytes = &self.bytes[self.kv.bytes_of(element)..];
-            let (values, rest) = out.split_at_mut(self.columns);
-            rest.fill(0.0);
-            match self.kv {
-                KvFormat::Plain(dtype) => simd.to_f32(dtype, bytes, values),
-                KvFormat::Q8_0 | KvFormat::Q4_0 => self.load_blocks(element, bytes, values),
-                _ => values.iter_mut().zip(bytes).for_each(|(value, code)| *value = e4m3_to_f32(*code)),
-            }
-        }
-        there
-    }
-
-    /// Dequantizes elements with block scales from `element`
-    /// on, the first of a block.
-    fn load_blocks(&self, element: usize, codes: &[u8], values: &mut [f32]) {
-        let scales = &self.scales.unwrap_or_default()[element / KV_BLOCK * KV_SCALE_BYTES..];
-        for (block, values) in values.chunks_mut(KV_BLOCK).enumerate() {
-            let scale = DType::F16.read(scales, block);
-            let first = block * KV_BLOCK;
-            for (i, value) in values.iter_mut().enumerate() {
-                let code = match self.kv {
-                    KvFormat::Q4_0 => i32::from(codes[(first + i) / 2] >> (4 * (i % 2)) & 15) - 8,
-                    _ => i32::from(codes[first + i].cast_signed()),
-                };
-                *value = code as f32 * scale;
-            }
-        }
-    }
+/// Bits of the keys in `visible` within the tile
+/// from `first` on.
+pub(super) fn bits_of(visible: &Range<usize>, first: usize) -> u64 {
+    bits_below(visible.end.saturating_sub(first)) & !bits_below(visible.start.saturating_sub(first))
 }
 
-/// Whose keys are loaded.
-pub(super) struct Source<'a> {
-    pub simd: &'static Simd,
-    pub index: &'a Index<'a>,
-    pub op: &'a CheckedAttention,
-    pub sequence: Sequence,
-    /// KV head.
-    pub head: usize,
+/// The lowest `count` bits.
+pub(super) fn bits_below(count: usize) -> u64 {
+    if count >= TILE_KEYS { u64::MAX } else { (1 << count) - 1 }
 }
 
-/// Columns rounded up to whole vectors.
-pub(super) fn whole(columns: usize) -> usize {
-    columns.next_multiple_of(LANES)
+/// Ranges of consecutive set bits.
+pub(super) fn runs(bits: u64) -> impl Iterator<Item = Range<usize>> {
+    let mut start = 0;
+    std::iter::from_fn(move || {
+        let left = bits.checked_shr(start).filter(|left| *left != 0)?;
+        let first = start + left.trailing_zeros();
+        start = first + (bits >> first).trailing_ones();
+        Some(first as usize..start as usize)
+    })
 }
 
 #[cfg(test)]
@@ -217,5 +170,40 @@ mod tests {
     fn offsets_never_lead_out_of_what_there_is() {
         let spans = [[3, 7], [7, 5], [5, u32::MAX], [u32::MAX, 2]].map(|offsets| span(offsets, 10));
         assert_eq!(spans, [(3, 4), (7, 0), (5, 5), (10, 0)]);
+    }
+
+    #[test]
+    fn runs_are_the_ranges_of_bits_that_are_set() {
+        let of = |bits| runs(bits).collect::<Vec<_>>();
+        assert!(of(0).is_empty() && of(u64::MAX).iter().eq([&(0..64)]));
+        assert_eq!(of(0b1011 | 1 << 63), [0..2, 3..4, 63..64]);
+    }
+
+    #[test]
+    fn masks_have_a_bit_for_every_key_that_is_seen() {
+        assert_eq!(bits_of(&(0..64), 0), u64::MAX);
+        assert_eq!(bits_of(&(66..70), 64), 0b11_1100);
+        assert_eq!(bits_of(&(3..200), 64), u64::MAX);
+        assert_eq!((bits_of(&(0..64), 64), bits_of(&(128..130), 64), bits_of(&(70..70), 64)), (0, 0, 0));
+    }
+
+    #[test]
+    fn places_of_a_tile_are_those_of_its_keys() {
+        let table = [2, 9, 0, 1, 1, 0];
+        let index = Index { q_offsets: None, kv_offsets: None, lengths: None, table: Some(&table) };
+        let paging = Paging { pages: 3, page_size: 50, width: 3 };
+        let of = Sequence { index: 1, token: 0, queries: 1, row: 0, keys: 140 };
+        for (sequence, table) in [(0, [2, 9, 0]), (1, [1, 1, 0])] {
+            let of = Sequence { index: sequence, ..of };
+            for first in [0, 64, 128] {
+                let mut places = [None; TILE_KEYS];
+                let there = index.places(paging, &of, first, &mut places);
+                for (i, place) in places.into_iter().enumerate() {
+                    let key = first + i;
+                    let expected = (key < 140 && table[key / 50] < 3).then(|| (table[key / 50], key % 50));
+                    assert_eq!((place, there >> i & 1 == 1), (expected, expected.is_some()), "{key}");
+                }
+            }
+        }
     }
 }

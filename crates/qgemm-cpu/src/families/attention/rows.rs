@@ -1,252 +1,262 @@
-//! Online softmax of queries that share keys, one
-//! tile of keys at a time.
+//! Attention of blocks of rows: query-key products, online
+//! softmax and weighted values, one tile of keys at a time.
 
 use std::ops::Range;
 
 use qgemm_hal::CheckedAttention;
 
-use super::keys::{Mask, Rows, Source, TILE_KEYS, whole};
+use super::cache::{Cache, TileRows};
+use super::keys::{Index, Mask, Sequence, bits_below, bits_of, runs, visible_keys};
+use super::softmax::Softmax;
+use crate::simd::{Extent, LANES, Panel, Simd, TILE_KEYS};
 
-/// Maximum rows of a block: queries of all heads
-/// that share a KV head.
-pub(super) const MOST_ROWS: usize = 32;
+/// Maximum rows of a task: queries of all heads that
+/// share a KV head, for one KV head or several.
+pub(super) const MOST_ROWS: usize = 64;
 
-/// A block of rows. Query `i` of head `g` of
-/// the group is row `i · group + g` of its
-/// sequence and KV head.
+/// Keys whose softmax is computed from the beginning. States of chunks are
+/// merged in order, so the bits of a row do not depend on
+/// which threads have which chunks.
+pub(super) const CHUNK_KEYS: usize = 512;
+
+const _: () = assert!(CHUNK_KEYS.is_multiple_of(TILE_KEYS));
+
+/// Rows of a task. Query `i` of head `g` of the
+/// group is row `i · group + g` of its sequence
+/// and KV head.
 pub(super) struct Block<'a> {
-    pub source: Source<'a>,
-    pub k: &'a Rows<'a>,
-    pub v: &'a Rows<'a>,
-    pub mask: Option<&'a Mask<'a>>,
-    /// Rows of the sequence.
+    pub simd: &'static Simd,
+    pub op: &'a CheckedAttention,
+    pub index: &'a Index<'a>,
+    pub sequence: Sequence,
+    /// KV heads. Heads of a key are neighbours in memory, so a
+    /// tile is read for all of them before the next.
+    pub heads: Range<usize>,
+    /// Rows of the sequence, of each head.
     pub rows: Range<usize>,
-    /// Range of keys. It starts at a multiple of a tile,
-    /// and ends at one or at the last key.
-    pub keys: Range<usize>,
-    /// Softmax scale, including the factor of the KV head.
-    pub scale: f32,
+    pub k: &'a Cache<'a>,
+    pub v: &'a Cache<'a>,
+    pub mask: Option<&'a Mask<'a>>,
+    /// Factors of the keys of each head.
+    pub k_factors: Option<&'a [f32]>,
 }
 
-/// Online softmax state of a row.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Weights {
-    /// row_max: the largest score.
-    pub row_max: f32,
-    /// row_sum: the sum of `exp(score − row_max)`.
-    pub row_sum: f32,
+/// Online softmax of the rows of a task.
+struct States<'a> {
+    softmax: [Softmax; MOST_ROWS],
+    /// `[row][feature]`, rows of whole vectors.
+    sums: &'a mut [f32],
 }
 
-impl Weights {
-    /// The state without keys.
-    pub const NONE: Self = Self { row_max: f32::NEG_INFINITY, row_sum: 0.0 };
-
-    /// Merges the state and values of further keys into `self` and
-    /// `sums`. The other state has a finite maximum or NaN.
-    pub fn add(&mut self, sums: &mut [f32], other: Weights, values: &[f32]) {
-        if other.row_sum == 0.0 {
-            return;
-        }
-        let most = self.row_max.max(other.row_max);
-        let rescale = if self.row_sum == 0.0 { 0.0 } else { (self.row_max - most).exp() };
-        let added = (other.row_max - most).exp();
-        *self = Self { row_max: most, row_sum: self.row_sum * rescale + other.row_sum * added };
-        sums.iter_mut().zip(values).for_each(|(sum, value)| *sum = *sum * rescale + value * added);
-    }
-
-    /// Normalizes the sums, scaled by `factor`, and returns the
-    /// log-sum-exp. Without keys: zeros and −∞.
-    pub fn finish(self, sums: &mut [f32], factor: f32) -> f32 {
-        if self.row_sum == 0.0 {
-            return f32::NEG_INFINITY;
-        }
-        let factor = factor / self.row_sum;
-        sums.iter_mut().for_each(|sum| *sum *= factor);
-        self.row_max + self.row_sum.ln()
-    }
+/// Scratch memory of a task.
+struct Scratch<'a> {
+    /// `[row][feature]`.
+    q: &'a [f32],
+    /// `[feature][key]` of a head.
+    k: &'a mut [f32],
+    /// `[key][feature]` of a head, rows of whole vectors.
+    v: &'a mut [f32],
+    /// Rows of the cache at the end of its operand.
+    staged: &'a mut [f32],
+    /// `[row][key]` of a head: scores, then weights.
+    scores: &'a mut [f32],
 }
 
-/// Scratch floats of a block.
+/// A tile of keys.
+struct Tile {
+    first: usize,
+    /// A bit for each key with a place.
+    there: u64,
+    k: TileRows,
+    v: TileRows,
+}
+
+/// Floats of scratch memory of a task.
 pub(super) fn scratch_len(op: &CheckedAttention) -> usize {
-    let (qk, v) = (whole(op.qk_dim), whole(op.v_dim));
-    (MOST_ROWS + TILE_KEYS) * (qk + v) + MOST_ROWS * (TILE_KEYS + 2)
+    let staged = Cache::staged_len(op, op.qk_dim.max(op.v_dim));
+    MOST_ROWS * (op.qk_dim + 2 * whole(op.v_dim) + TILE_KEYS) + TILE_KEYS * (op.qk_dim + whole(op.v_dim)) + staged
+}
+
+/// Columns rounded up to whole vectors.
+fn whole(columns: usize) -> usize {
+    columns.next_multiple_of(LANES)
+}
+
+impl<'a> States<'a> {
+    fn new(sums: &'a mut [f32]) -> Self {
+        Self { softmax: [Softmax::NONE; MOST_ROWS], sums }
+    }
+
+    fn clear(&mut self) {
+        self.softmax.fill(Softmax::NONE);
+        self.sums.fill(0.0);
+    }
+
+    /// Merges the states of further keys, rows of `width` sums.
+    fn merge(&mut self, other: &States<'_>, width: usize) {
+        let own = self.softmax.iter_mut().zip(self.sums.chunks_exact_mut(width));
+        let others = other.softmax.iter().zip(other.sums.chunks_exact(width));
+        own.zip(others).for_each(|((state, sums), (other, values))| state.merge(sums, *other, values));
+    }
 }
 
 impl Block<'_> {
-    /// Visible keys of row `row`.
-    fn visible(&self, row: usize) -> Range<usize> {
-        let (op, sequence) = (self.source.op, &self.source.sequence);
-        let query = row / op.group();
-        // One past the query's position.
-        let end = (sequence.keys + query + 1).saturating_sub(sequence.queries);
-        let first = op.window.map_or(0, |window| end.saturating_sub(window));
-        let last = if op.causal { end.min(sequence.keys) } else { sequence.keys };
-        first.min(last)..last
-    }
-
-    /// Visible keys of row `row` within the tile from
-    /// `first` on: a bit each.
-    fn visible_in_tile(&self, row: usize, first: usize) -> u64 {
-        let Source { op, sequence, head, .. } = &self.source;
-        let (group, visible) = (op.group(), mask_of(self.visible(row), first));
-        let bits = |mask: &Mask<'_>| mask.tile(sequence, head * group + row % group, row / group, first);
-        if visible == 0 { 0 } else { visible & self.mask.map_or(u64::MAX, bits) }
-    }
-
-    /// Attention of the block. `load` loads a row of queries as
-    /// f32. `store` gets each row's weighted sums and softmax state.
+    /// Attention of the rows to the keys of these chunks. `load` loads the query
+    /// of a head and row as f32. `store` gets the number of each row in the task, its
+    /// head and row, its weighted sums and its softmax state.
     pub fn attend(
         &self,
+        chunks: Range<usize>,
         scratch: &mut [f32],
-        load: impl Fn(usize, &mut [f32]),
-        mut store: impl FnMut(usize, &mut [f32], Weights),
+        load: impl Fn(usize, usize, &mut [f32]),
+        mut store: impl FnMut(usize, [usize; 2], &mut [f32], Softmax),
     ) {
-        let (op, simd) = (self.source.op, self.source.simd);
-        let (qk, v_width, rows) = (whole(op.qk_dim), whole(op.v_dim), self.rows.len());
-        let (q, rest) = scratch.split_at_mut(rows * qk);
+        let (op, v_width) = (self.op, whole(self.op.v_dim));
+        let of_task = || self.heads.clone().flat_map(|head| self.rows.clone().map(move |row| [head, row]));
+        let rows = self.heads.len() * self.rows.len();
+        let (q, rest) = scratch.split_at_mut(rows * op.qk_dim);
         let (sums, rest) = rest.split_at_mut(rows * v_width);
-        let (k_tile, rest) = rest.split_at_mut(TILE_KEYS * qk);
-        let (v_tile, rest) = rest.split_at_mut(TILE_KEYS * v_width);
-        let (scores, rest) = rest.split_at_mut(rows * TILE_KEYS);
-        let (row_max, rest) = rest.split_at_mut(rows);
-        let row_sums = &mut rest[..rows];
-        for (row, q) in self.rows.clone().zip(q.chunks_exact_mut(qk)) {
-            let (values, padding) = q.split_at_mut(op.qk_dim);
-            load(row, values);
-            padding.fill(0.0);
+        let (all_sums, rest) = rest.split_at_mut(rows * v_width);
+        let (scores, rest) = rest.split_at_mut(self.rows.len() * TILE_KEYS);
+        let (k, rest) = rest.split_at_mut(TILE_KEYS * op.qk_dim);
+        let (v, staged) = rest.split_at_mut(TILE_KEYS * v_width);
+        of_task().zip(q.chunks_exact_mut(op.qk_dim)).for_each(|([head, row], q)| load(head, row, q));
+        let mut scratch = Scratch { q, k, v, staged, scores };
+        let mut visible = [const { 0..0 }; MOST_ROWS];
+        visible.iter_mut().zip(self.rows.clone()).for_each(|(keys, row)| *keys = visible_keys(op, &self.sequence, row));
+        let visible = &visible[..self.rows.len()];
+        let all = visible.iter().filter(|keys| !keys.is_empty()).cloned();
+        let all = all.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0);
+        let (mut states, mut merged) = (States::new(sums), States::new(all_sums));
+        merged.clear();
+        for chunk in chunks.start.max(all.start / CHUNK_KEYS)..chunks.end.min(all.end.div_ceil(CHUNK_KEYS)) {
+            states.clear();
+            let keys = all.start.max(chunk * CHUNK_KEYS)..all.end.min((chunk + 1) * CHUNK_KEYS);
+            self.attend_keys(keys, visible, &mut scratch, &mut states);
+            merged.merge(&states, v_width);
         }
-        sums.fill(0.0);
-        row_max.fill(f32::NEG_INFINITY);
-        row_sums.fill(0.0);
-        let visible = self.rows.clone().map(|row| self.visible(row));
-        let all = visible.filter(|visible| !visible.is_empty()).reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
-        let all = all.unwrap_or(0..0);
-        let all = all.start.max(self.keys.start)..all.end.min(self.keys.end);
-        // Tiles start at multiples of their length, so that sums do
-        // not depend on the rows of a block.
-        for first in (all.start / TILE_KEYS * TILE_KEYS..all.end).step_by(TILE_KEYS) {
-            let mut visible = [0; MOST_ROWS];
-            visible
-                .iter_mut()
-                .zip(self.rows.clone())
-                .for_each(|(visible, row)| *visible = self.visible_in_tile(row, first));
-            if self.mask.is_some() && visible.iter().all(|keys| *keys == 0) {
-                continue;
-            }
-            let there = self.k.load(&self.source, first, qk, k_tile);
-            self.v.load(&self.source, first, v_width, v_tile);
-            simd.match_keys(q, k_tile, qk, scores);
-            let mut all_visible = true;
-            for (i, keys) in visible[..rows].iter_mut().enumerate() {
-                *keys &= there;
-                let mask = *keys;
-                all_visible &= mask == u64::MAX;
-                let scores = &mut scores[i * TILE_KEYS..][..TILE_KEYS];
-                self.mask(scores, mask);
-                let most = scores.iter().copied().fold(row_max[i], f32::max);
-                if most == f32::NEG_INFINITY && scores.iter().all(|score| *score == most) {
-                    scores.fill(0.0);
-                    continue;
-                }
-                let sum = simd.exponentials(scores, most);
-                let rescale = (row_max[i] - most).exp();
-                row_sums[i] = row_sums[i] * rescale + sum;
-                row_max[i] = most;
-                if rescale != 1.0 {
-                    sums[i * v_width..][..v_width].iter_mut().for_each(|sum| *sum *= rescale);
-                }
-            }
-            // Zero weights suffice for masked keys, unless their
-            // values are infinite or NaN.
-            if all_visible || (self.mask.is_some() && v_tile.iter().all(|value| value.is_finite())) {
-                simd.add_values(scores, v_tile, v_width, sums);
-                continue;
-            }
-            // Masked values may be infinite or NaN, so each row
-            // adds only its visible keys.
-            for (i, keys) in visible[..rows].iter().enumerate() {
-                for run in runs(*keys) {
-                    let weights = &scores[i * TILE_KEYS..][..TILE_KEYS][run.clone()];
-                    let v = &v_tile[run.start * v_width..run.end * v_width];
-                    simd.add_values(weights, v, v_width, &mut sums[i * v_width..][..v_width]);
-                }
-            }
+        for (i, (of, sums)) in of_task().zip(merged.sums.chunks_exact_mut(v_width)).enumerate() {
+            store(i, of, &mut sums[..op.v_dim], merged.softmax[i]);
         }
-        for (i, row) in self.rows.clone().enumerate() {
-            let weights = Weights { row_max: row_max[i], row_sum: row_sums[i] };
-            store(row, &mut sums[i * v_width..][..op.v_dim], weights);
+    }
+
+    /// Adds keys to the states. Tiles start at multiples of their length,
+    /// so that bits do not depend on the rows of a task.
+    fn attend_keys(
+        &self,
+        keys: Range<usize>,
+        visible: &[Range<usize>],
+        scratch: &mut Scratch<'_>,
+        states: &mut States<'_>,
+    ) {
+        let mut tile = self.tile(keys.start / TILE_KEYS * TILE_KEYS);
+        while tile.first < keys.end {
+            let next = self.tile(tile.first + TILE_KEYS);
+            for number in 0..self.heads.len() {
+                self.attend_tile(&tile, &next, number, visible, scratch, states);
+            }
+            tile = next;
         }
+    }
+
+    /// The tile of keys from `first` on.
+    fn tile(&self, first: usize) -> Tile {
+        let mut places = [None; TILE_KEYS];
+        let there = self.index.places(self.op.paging(), &self.sequence, first, &mut places);
+        Tile { first, there, k: self.k.rows_at(&places), v: self.v.rows_at(&places) }
+    }
+
+    /// Adds the keys of a tile to the states of the task's head
+    /// `number`, and prefetches the next tile.
+    fn attend_tile(
+        &self,
+        tile: &Tile,
+        next: &Tile,
+        number: usize,
+        visible: &[Range<usize>],
+        scratch: &mut Scratch<'_>,
+        states: &mut States<'_>,
+    ) {
+        let Self { simd, op, .. } = *self;
+        let (head, first_row, v_width) = (self.heads.start + number, number * self.rows.len(), whole(op.v_dim));
+        let mut bits = [0; MOST_ROWS];
+        for ((bits, row), keys) in bits.iter_mut().zip(self.rows.clone()).zip(visible) {
+            *bits = tile.there & self.visible_in_tile(head, row, bits_of(keys, tile.first), tile.first);
+        }
+        let bits = &bits[..visible.len()];
+        let depth = TILE_KEYS - bits.iter().fold(0, |all, bits| all | bits).leading_zeros() as usize;
+        if depth == 0 {
+            return;
+        }
+        let (rows, columns) = (bits.len(), whole(depth));
+        self.k.load_keys(simd, [&tile.k[..columns], &next.k], head, scratch.staged, scratch.k);
+        scratch.scores.fill(0.0);
+        let q = Panel { values: &scratch.q[first_row * op.qk_dim..], stride: op.qk_dim };
+        let k = Panel { values: scratch.k, stride: TILE_KEYS };
+        simd.add_products(Extent { rows, depth: op.qk_dim, columns }, q, k, scratch.scores, TILE_KEYS);
+        let sums = &mut states.sums[first_row * v_width..][..rows * v_width];
+        let of_rows = states.softmax[first_row..].iter_mut().zip(sums.chunks_exact_mut(v_width));
+        let scale = op.scale * self.k_factors.map_or(1.0, |factors| factors[head]);
+        for ((scores, bits), (state, sums)) in scratch.scores.chunks_exact_mut(TILE_KEYS).zip(bits).zip(of_rows) {
+            self.softmax(&mut scores[..columns], *bits, scale, state, sums);
+        }
+        self.v.load_values(simd, [&tile.v[..depth], &next.v], head, scratch.staged, scratch.v);
+        self.add_values(bits, depth, scratch.scores, scratch.v, sums);
+    }
+
+    /// Keys that row `row` attends to, of the bits that causality
+    /// and window leave.
+    fn visible_in_tile(&self, head: usize, row: usize, visible: u64, first: usize) -> u64 {
+        let (Some(mask), true) = (self.mask, visible != 0) else { return visible };
+        let group = self.op.group();
+        visible & mask.tile(&self.sequence, head * group + row % group, row / group, first)
+    }
+
+    /// Replaces products by weights, zero for masked keys.
+    fn softmax(&self, scores: &mut [f32], visible: u64, mut scale: f32, state: &mut Softmax, sums: &mut [f32]) {
+        if visible == 0 {
+            return scores.fill(0.0);
+        }
+        if self.op.soft_cap.is_some() || visible != bits_below(scores.len()) {
+            self.mask(scores, visible, scale);
+            scale = 1.0;
+        }
+        let most = self.simd.scale_scores(scores, scale, state.row_max);
+        if most == f32::NEG_INFINITY && scores.iter().all(|score| *score == most) {
+            return scores.fill(0.0);
+        }
+        let sum = self.simd.exponentials(scores, most);
+        state.add_keys(sums, most, sum);
     }
 
     /// Scores of the products; −∞ for masked keys.
-    fn mask(&self, scores: &mut [f32], mask: u64) {
-        let cap = self.source.op.soft_cap;
-        for (i, score) in scores.iter_mut().enumerate() {
-            let product = *score * self.scale;
-            let bounded = cap.map_or(product, |cap| cap * (product / cap).tanh());
-            *score = if mask >> i & 1 == 1 { bounded } else { f32::NEG_INFINITY };
+    fn mask(&self, scores: &mut [f32], visible: u64, scale: f32) {
+        scores.iter_mut().for_each(|score| *score *= scale);
+        if let Some(cap) = self.op.soft_cap {
+            scores.iter_mut().for_each(|score| *score = cap * (*score / cap).tanh());
+        }
+        for run in runs(bits_below(scores.len()) & !visible) {
+            scores[run].fill(f32::NEG_INFINITY);
         }
     }
-}
 
-/// Mask of the keys in `visible` within the tile from
-/// `first` on: a bit each.
-fn mask_of(visible: Range<usize>, first: usize) -> u64 {
-    let below = |end: usize| match end.saturating_sub(first) {
-        TILE_KEYS.. => u64::MAX,
-        count => (1 << count) - 1,
-    };
-    below(visible.end) & !below(visible.start)
-}
-
-/// Ranges of consecutive set bits.
-fn runs(bits: u64) -> impl Iterator<Item = Range<usize>> {
-    let mut start = 0;
-    std::iter::from_fn(move || {
-        let left = bits.checked_shr(start).filter(|left| *left != 0)?;
-        let first = start + left.trailing_zeros();
-        start = first + (bits >> first).trailing_ones();
-        Some(first as usize..start as usize)
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn runs_are_the_ranges_of_bits_that_are_set() {
-        let of = |bits| runs(bits).collect::<Vec<_>>();
-        assert!(of(0).is_empty() && of(u64::MAX).iter().eq([&(0..64)]));
-        assert_eq!(of(0b1011 | 1 << 63), [0..2, 3..4, 63..64]);
-    }
-
-    #[test]
-    fn weights_of_parts_add_up_to_those_of_all() {
-        let parts = [
-            (Weights { row_max: 2.0, row_sum: 1.5 }, [3.0]),
-            (Weights::NONE, [0.0]),
-            (Weights { row_max: 90.0, row_sum: 2.0 }, [4.0]),
-            (Weights { row_max: 89.0, row_sum: 1.0 }, [-1.0]),
-        ];
-        let (mut all, mut sums) = (Weights::NONE, [0.0]);
-        parts.iter().for_each(|(weights, values)| all.add(&mut sums, *weights, values));
-        let e = (-1f32).exp();
-        assert_eq!(all, Weights { row_max: 90.0, row_sum: 2.0 + e });
-        let lse = all.finish(&mut sums, 2.0);
-        assert!((lse - (90.0 + (2.0 + e).ln())).abs() < 1e-5 && (sums[0] - 2.0 * (4.0 - e) / (2.0 + e)).abs() < 1e-6);
-        let mut zeros = [0.0];
-        assert_eq!((Weights::NONE.finish(&mut zeros, 1.0), zeros), (f32::NEG_INFINITY, [0.0]));
-        // NaN stays NaN, whatever the maximum of the part.
-        all.add(&mut sums, Weights { row_max: f32::NEG_INFINITY, row_sum: f32::NAN }, &[f32::NAN]);
-        assert!(all.finish(&mut sums, 1.0).is_nan() && sums[0].is_nan());
-    }
-
-    #[test]
-    fn masks_have_a_bit_for_every_key_that_is_seen() {
-        assert_eq!(mask_of(0..64, 0), u64::MAX);
-        assert_eq!(mask_of(66..70, 64), 0b11_1100);
-        assert_eq!(mask_of(3..200, 64), u64::MAX);
-        assert_eq!((mask_of(0..64, 64), mask_of(128..130, 64), mask_of(70..70, 64)), (0, 0, 0));
+    /// Adds the weighted values of `depth` keys to the sums.
+    fn add_values(&self, visible: &[u64], depth: usize, weights: &[f32], v: &[f32], sums: &mut [f32]) {
+        let width = whole(self.op.v_dim);
+        let all_visible = visible.iter().all(|bits| *bits == bits_below(depth));
+        // Zero weights suffice for masked keys, unless their
+        // values are infinite or NaN.
+        if all_visible || self.simd.are_finite(&v[..depth * width]) {
+            let extent = Extent { rows: visible.len(), depth, columns: width };
+            let weights = Panel { values: weights, stride: TILE_KEYS };
+            return self.simd.add_products(extent, weights, Panel { values: v, stride: width }, sums, width);
+        }
+        for ((bits, weights), sums) in visible.iter().zip(weights.chunks(TILE_KEYS)).zip(sums.chunks_mut(width)) {
+            for run in runs(*bits) {
+                let extent = Extent { rows: 1, depth: run.len(), columns: width };
+                let v = Panel { values: &v[run.start * width..], stride: width };
+                self.simd.add_products(extent, Panel { values: &weights[run], stride: TILE_KEYS }, v, sums, width);
+            }
+        }
     }
 }

@@ -176,10 +176,15 @@ impl<'a> Job<'a> {
         }
     }
 
+    /// Whether the calling thread is done before others wake.
+    pub fn is_small(&self) -> bool {
+        self.cut.parts == 1 && self.op.macs() < SERIAL_MACS
+    }
+
     /// Calls `work` with every number below `count`, on
     /// all threads if that pays.
     fn each(&self, count: usize, work: impl Fn(usize) + Send + Sync) {
-        if self.op.macs() < SERIAL_MACS {
+        if self.is_small() {
             (0..count).for_each(work);
         } else {
             (0..count).into_par_iter().for_each(work);

@@ -94,7 +94,10 @@ impl Kernel for CpuMatmul {
     fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
         HostStream::check(DeviceId::CPU, stream)?;
         let job = Job::new(&self.op, &self.cut, self.simd, operands)?;
-        self.pool.enter(|| job.run());
+        match job.is_small() {
+            true => job.run(),
+            false => self.pool.enter(|| job.run()),
+        }
         Ok(())
     }
 }

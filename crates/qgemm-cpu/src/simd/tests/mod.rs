@@ -1,6 +1,7 @@
 //! SIMD levels against plain computations, and with other tokens
 //! or tiles in the same call.
 
+mod attention;
 mod decoding;
 mod epilogue;
 mod products;

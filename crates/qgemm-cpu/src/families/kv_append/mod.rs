@@ -4,30 +4,30 @@
 //! of the cache. No two tasks write the same element,
 //! whatever pages a table has.
 
-use std::f32::consts::TAU;
-use std::marker::PhantomData;
+mod cache;
+mod rotary;
+
 use std::ops::Range;
 use std::sync::Arc;
 
-use qgemm_formats::DType;
-use qgemm_formats::float8::f32_to_e4m3;
 use qgemm_hal::op::attention::{KV_BLOCK, KV_SCALE_BYTES, MOST_HEAD_DIM};
 use qgemm_hal::{
-    Addressing, BufferMut, CheckedKvAppend, CheckedRotary, Device, DeviceId, DeviceInfo, Families, Family, Geometry,
-    HalError, HeadRows, HostMemory, HostStream, Kernel, KernelId, KvAppendConfig, KvAppendLaunch, KvAppendOperand,
-    KvAppendSpec, KvAppendStep, KvFormat, KvRows, LaunchSequence, LaunchStep, Operand, Operands, Operation, Paging,
-    RotaryAngles, RotaryPairs, Spec, Stream, Unsupported,
+    Addressing, CheckedKvAppend, CheckedRotary, Device, DeviceId, DeviceInfo, Families, Family, Geometry, HalError,
+    HeadRows, HostStream, Kernel, KernelId, KvAppendConfig, KvAppendLaunch, KvAppendOperand, KvAppendSpec,
+    KvAppendStep, KvRows, LaunchSequence, LaunchStep, Operand, Operands, Operation, Paging, RotaryAngles, Spec, Stream,
+    Unsupported,
 };
 use rayon::prelude::*;
 
 use super::attention::keys::{Index, Sequence};
 use super::attention::read;
-use crate::convert;
 use crate::operand::{absent, host_bytes};
 use crate::pool::Pool;
 use crate::processor::Processor;
 use crate::simd::Simd;
 use crate::source_hash::SOURCE_HASH;
+use cache::{Cache, Written};
+use rotary::{cos_sin, turn};
 
 /// Elements below which only the calling thread works, because
 /// waking others takes longer.
@@ -52,10 +52,12 @@ impl Family<CheckedKvAppend> for KvAppendFamily {
         "kv_append"
     }
 
-    fn configs(&self, op: &CheckedKvAppend, _: &DeviceInfo) -> Result<Vec<KvAppendConfig>, Unsupported> {
+    fn configs(&self, op: &CheckedKvAppend, info: &DeviceInfo) -> Result<Vec<KvAppendConfig>, Unsupported> {
         let spec = KvAppendSpec { step: KvAppendStep::All, x: op.dtype, kv: op.kv };
         let kernel = KernelId::new(self.name(), None, Spec::KvAppend(spec));
-        Ok(vec![KvAppendConfig { kernel, launches: 1, efficiency: 500 }])
+        // Without others to wake, nothing is launched.
+        let launches = u32::from(info.units > 1 && elements(op) >= SERIAL_ELEMENTS);
+        Ok(vec![KvAppendConfig { kernel, launches, efficiency: 500 }])
     }
 
     fn prepare(
@@ -78,6 +80,11 @@ impl Family<CheckedKvAppend> for KvAppendFamily {
     }
 }
 
+/// Elements that an operation rotates or writes.
+fn elements(op: &CheckedKvAppend) -> usize {
+    op.addressing.tokens * (op.heads * op.qk_dim + op.kv_heads * (op.qk_dim + op.v_dim))
+}
+
 /// The family's loop, prepared for one operation.
 struct CpuKvAppend {
     op: CheckedKvAppend,
@@ -95,7 +102,7 @@ impl Kernel for CpuKvAppend {
     fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
         HostStream::check(DeviceId::CPU, stream)?;
         let job = Job::new(&self.op, self.simd, operands)?;
-        self.pool.enter(|| job.run());
+        self.pool.share(elements(&self.op) >= SERIAL_ELEMENTS, |threads| job.run(threads));
         Ok(())
     }
 }
@@ -195,18 +202,17 @@ impl<'a> Job<'a> {
         Ok(Self { op, simd, q, new_k, new_v, k, v, k_factors, v_factors, index, positions, angles })
     }
 
-    fn run(&self) {
+    fn run(&self, threads: usize) {
         let op = self.op;
-        let elements = op.addressing.tokens * (op.heads * op.qk_dim + op.kv_heads * (op.qk_dim + op.v_dim));
         let sequences: Vec<Sequence> =
             (0..op.addressing.sequences).map(|sequence| self.index.sequence(&op.addressing, sequence)).collect();
         let of_head = |head: usize| self.task(&sequences, head..head + 1, Share { number: 0, of: 1 });
-        if elements < SERIAL_ELEMENTS {
-            return (0..op.kv_heads).for_each(of_head);
+        if threads == 1 {
+            return self.task(&sequences, 0..op.kv_heads, Share { number: 0, of: 1 });
         }
         // The angles of a token are computed once
         // for all of its heads.
-        let shares = (op.addressing.tokens / TASK_TOKENS).min(2 * rayon::current_num_threads());
+        let shares = (op.addressing.tokens / TASK_TOKENS).min(2 * threads);
         match shares > op.kv_heads {
             true => (0..shares)
                 .into_par_iter()
@@ -301,36 +307,6 @@ impl<'a> Job<'a> {
     }
 }
 
-/// Cosine and sine of a fraction of a
-/// turn, in units of 2⁻⁶⁴.
-fn cos_sin(turns: u64) -> (f32, f32) {
-    // Signed, in units of 2^-32: at most half a turn. f32
-    // keeps 24 bits where sine and cosine are steep.
-    let nearest = (turns.wrapping_add(1 << 31) >> 32) as u32;
-    let quarter = nearest.wrapping_add(1 << 29) >> 30;
-    let rest = nearest.wrapping_sub(quarter << 30) as i32;
-    let (sin, cos) = (rest as f32 * (TAU / 4_294_967_296.0)).sin_cos();
-    match quarter {
-        0 => (cos, sin),
-        1 => (-sin, cos),
-        2 => (-cos, -sin),
-        _ => (sin, -cos),
-    }
-}
-
-/// Rotates the pairs of a head.
-fn turn(rotary: &CheckedRotary, cos: &[f32], sin: &[f32], values: &mut [f32]) {
-    let pairs = rotary.dim / 2;
-    for (pair, (cos, sin)) in cos[..pairs].iter().zip(sin).enumerate() {
-        let (first, second) = match rotary.pairs {
-            RotaryPairs::Neox => (pair, pair + pairs),
-            RotaryPairs::Interleaved => (2 * pair, 2 * pair + 1),
-        };
-        let (a, b) = (values[first], values[second]);
-        (values[first], values[second]) = (a * cos - b * sin, b * cos + a * sin);
-    }
-}
-
 /// First element of a head of a token.
 fn element(rows: &HeadRows, token: usize, head: usize) -> usize {
     token * rows.token_stride as usize + head * rows.head_stride as usize
@@ -344,160 +320,4 @@ fn rows_end(rows: &HeadRows, tokens: usize, heads: usize, columns: usize) -> usi
 /// First element of a head of a cached key.
 fn at(rows: &KvRows, page: usize, row: usize, head: usize) -> usize {
     page * rows.page_stride as usize + element(&rows.rows, row, head)
-}
-
-/// An operand that threads write concurrently.
-struct Written<'a> {
-    start: *mut u8,
-    len: usize,
-    bytes: PhantomData<&'a mut [u8]>,
-}
-
-// SAFETY: a `Written` is a `&mut [u8]` whose only accesses are
-// `load` and `store`, unsafe methods whose callers must leave
-// every element to one thread.
-unsafe impl Sync for Written<'_> {}
-
-impl<'a> Written<'a> {
-    /// # Errors
-    /// [`HalError::OutOfBounds`] when it has fewer than `end` bytes.
-    fn new(view: Option<BufferMut<'a>>, what: &'static str, end: usize) -> Result<Self, HalError> {
-        let bytes = HostMemory::of_device_mut(DeviceId::CPU, view.ok_or(absent(what, end))?, what)?;
-        if bytes.len() < end {
-            return Err(absent(what, end));
-        }
-        Ok(Self { start: bytes.as_mut_ptr(), len: bytes.len(), bytes: PhantomData })
-    }
-
-    /// Reads elements of `dtype` from `element` on.
-    ///
-    /// # Safety
-    /// No other thread may write the same elements.
-    ///
-    /// # Panics
-    /// When the range exceeds the operand.
-    unsafe fn load(&self, simd: &Simd, dtype: DType, element: usize, out: &mut [f32]) {
-        let mut held = [0u32; MOST_HEAD_DIM];
-        let held: &mut [u8] = &mut bytemuck::cast_slice_mut(&mut held)[..out.len() * dtype.bytes()];
-        let first = element * dtype.bytes();
-        assert!(first + held.len() <= self.len, "rows lie in the operand");
-        // SAFETY: the range was just asserted; the caller guarantees
-        // that nobody else writes there.
-        unsafe { held.as_mut_ptr().copy_from_nonoverlapping(self.start.add(first), held.len()) };
-        simd.to_f32(dtype, held, out);
-    }
-
-    /// Writes `values` from `element` on, rounded to `dtype`.
-    ///
-    /// # Safety
-    /// No other thread may write the same elements.
-    ///
-    /// # Panics
-    /// When the range exceeds the operand.
-    unsafe fn store(&self, dtype: DType, element: usize, values: &[f32]) {
-        // Aligned for every type.
-        let mut rounded = [0u32; MOST_HEAD_DIM];
-        let rounded: &mut [u8] = &mut bytemuck::cast_slice_mut(&mut rounded)[..values.len() * dtype.bytes()];
-        convert::from_f32(dtype, values, rounded);
-        // SAFETY: guaranteed by the caller.
-        unsafe { self.store_bytes(element * dtype.bytes(), rounded) };
-    }
-
-    /// Writes `bytes` from byte `first` on.
-    ///
-    /// # Safety
-    /// No other thread may write the same bytes.
-    ///
-    /// # Panics
-    /// When the range exceeds the operand.
-    unsafe fn store_bytes(&self, first: usize, bytes: &[u8]) {
-        assert!(first + bytes.len() <= self.len, "rows lie in the operand");
-        // SAFETY: the range was just asserted; the caller guarantees
-        // that nobody else writes there.
-        unsafe { self.start.add(first).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
-    }
-}
-
-/// Keys or values of the cache.
-struct Cache<'a> {
-    format: KvFormat,
-    numbers: Written<'a>,
-    /// Block scales, if the format has them.
-    scales: Option<Written<'a>>,
-}
-
-impl Cache<'_> {
-    /// Writes `values` from `element` on in the cache's
-    /// format, with this head factor.
-    ///
-    /// # Safety
-    /// No other thread may write the same elements.
-    ///
-    /// # Panics
-    /// When the range exceeds the cache.
-    unsafe fn store(&self, element: usize, values: &[f32], factor: f32) {
-        if let KvFormat::Plain(dtype) = self.format {
-            // SAFETY: guaranteed by the caller.
-            return unsafe { self.numbers.store(dtype, element, values) };
-        }
-        let mut codes = [0u8; MOST_HEAD_DIM];
-        let codes = &mut codes[..self.format.bytes_of(values.len())];
-        if let Some(scales) = &self.scales {
-            let mut of_blocks = [0.0; MOST_HEAD_DIM / KV_BLOCK];
-            let of_blocks = &mut of_blocks[..values.len() / KV_BLOCK];
-            let blocks = values.chunks_exact(KV_BLOCK).zip(codes.chunks_exact_mut(self.format.bytes_of(KV_BLOCK)));
-            for (scale, (values, codes)) in of_blocks.iter_mut().zip(blocks) {
-                *scale = quantize_block(self.format, values, codes);
-            }
-            // SAFETY: guaranteed by the caller. The scale of element `i` is
-            // scale `i / KV_BLOCK`, and heads are whole blocks.
-            unsafe { scales.store(DType::F16, element / KV_BLOCK, of_blocks) };
-        } else {
-            let inverse = 1.0 / factor;
-            codes.iter_mut().zip(values).for_each(|(code, value)| *code = f32_to_e4m3(value * inverse));
-        }
-        // SAFETY: guaranteed by the caller.
-        unsafe { self.numbers.store_bytes(self.format.bytes_of(element), codes) };
-    }
-}
-
-/// Quantizes a block and returns its scale. Each step is one
-/// f32 operation, so every backend gets the same bits.
-fn quantize_block(format: KvFormat, values: &[f32], codes: &mut [u8]) -> f32 {
-    let (high, low) = values.iter().fold((0f32, 0f32), |(high, low), value| (high.max(*value), low.min(*value)));
-    let magnitude = high.max(-low);
-    if magnitude == 0.0 {
-        codes.fill(if format == KvFormat::Q4_0 { 0x88 } else { 0 });
-        return 0.0;
-    }
-    if format == KvFormat::Q4_0 {
-        // The value of the largest magnitude becomes -8.
-        let furthest = if high > -low { high } else { low };
-        let inverse = -8.0 * (1.0 / furthest);
-        let code = |value: f32| ((value * inverse + 8.5) as u8).min(15);
-        let pairs = values.as_chunks().0.iter();
-        codes.iter_mut().zip(pairs).for_each(|(byte, &[first, second])| *byte = code(first) | code(second) << 4);
-        return furthest * -0.125;
-    }
-    let inverse = 127.0 * (1.0 / magnitude);
-    codes.iter_mut().zip(values).for_each(|(byte, value)| {
-        *byte = ((value * inverse).round_ties_even() as i8).cast_unsigned();
-    });
-    magnitude * (1.0 / 127.0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parts_of_turns_have_their_cosines_and_sines() {
-        for i in 0..1000u64 {
-            let turns = i.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            let (sin, cos) = (turns as f64 / 2f64.powi(64) * std::f64::consts::TAU).sin_cos();
-            let (got_cos, got_sin) = cos_sin(turns);
-            assert!((f64::from(got_cos) - cos).abs() < 2e-7 && (f64::from(got_sin) - sin).abs() < 2e-7, "{i}");
-        }
-        assert_eq!(cos_sin(1 << 62), (0.0, 1.0));
-    }
 }
