@@ -4,9 +4,9 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-use qgemm_api::{Context, Model, open_model};
+use qgemm_api::{Context, open_model};
 
-use crate::architecture::{TensorNames, architecture};
+use crate::architecture::architecture;
 use crate::chat_template::{self, ChatTemplate, Message};
 use crate::decoder::{Decoder, Precision};
 use crate::error::Error;
@@ -14,6 +14,7 @@ use crate::hyperparameters::Hyperparameters;
 use crate::rotary::RotarySettings;
 use crate::settings::Settings;
 use crate::tokenizer::Tokenizer;
+use crate::weight_bytes::WeightBytes;
 
 /// A language model on a device. Cheap to clone; several [`Engine`](crate::Engine)s share its weights.
 #[derive(Clone)]
@@ -21,7 +22,7 @@ pub struct LanguageModel {
     ctx: Context,
     architecture: &'static str,
     decoder: Arc<Decoder>,
-    weight_bytes: u64,
+    weight_bytes: WeightBytes,
     tokenizer: Arc<Tokenizer>,
     chat_template: Option<ChatTemplate>,
 }
@@ -45,7 +46,7 @@ impl LanguageModel {
         let (bos, eos) = (text(tokenizer.bos_text()), text(tokenizer.eos_text()));
         let chat_template = source.map(|source| ChatTemplate::new(&source, &bos, &eos)).transpose()?;
         let rotary = (rotary, numbers.context);
-        let weight_bytes = weight_bytes(&model, names);
+        let weight_bytes = WeightBytes::new(&model, names, &numbers);
         let decoder = Decoder::load(ctx, &model, (architecture, names), numbers, rotary, precision)?;
         Ok(Self {
             ctx: ctx.clone(),
@@ -77,10 +78,12 @@ impl LanguageModel {
         self.decoder.vocabulary()
     }
 
-    /// Bytes of weights that a step reads, in the checkpoint's
-    /// formats: all but an embedding that is not the head, too.
-    pub fn weight_bytes(&self) -> u64 {
-        self.weight_bytes
+    /// Bytes of weights that a step of `tokens` tokens reads, in the
+    /// checkpoint's formats: all but an embedding that is not the
+    /// head, too. Of experts, those that so many tokens choose on
+    /// average.
+    pub fn weight_bytes(&self, tokens: usize) -> f64 {
+        self.weight_bytes.of_step(tokens)
     }
 
     /// The tokenizer.
@@ -106,16 +109,6 @@ impl LanguageModel {
     pub(crate) fn decoder(&self) -> &Arc<Decoder> {
         &self.decoder
     }
-}
-
-/// Bytes of all tensors, without an embedding that is only looked up.
-fn weight_bytes(model: &Model, names: &TensorNames) -> u64 {
-    let all: u64 = model.tensors().iter().map(|tensor| tensor.bytes as u64).sum();
-    let embedding = match names.head.is_empty() || model.info(names.head).is_err() {
-        true => 0,
-        false => model.info(names.embedding).map_or(0, |tensor| tensor.bytes as u64),
-    };
-    all - embedding
 }
 
 impl fmt::Debug for LanguageModel {

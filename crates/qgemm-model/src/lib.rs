@@ -45,6 +45,7 @@ mod sliding_window;
 mod stop_strings;
 mod text_stream;
 mod tokenizer;
+mod weight_bytes;
 
 pub use chat_template::{ChatTemplate, Message};
 pub use decoder::Precision;

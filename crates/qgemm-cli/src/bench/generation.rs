@@ -37,15 +37,18 @@ impl Steps {
         median_and_noise(self.seconds.clone())
     }
 
-    /// Bytes that an average decode step reads at least: all weights
+    /// Bytes that an average decode step reads at least: weights
     /// once, and each session's keys and values.
     pub fn step_bytes(&self, model: &LanguageModel, kv_format: KvFormat) -> Option<f64> {
         let numbers = model.hyperparameters();
-        let visible = |keys: &f64| numbers.window.map_or(*keys, |window| keys.min(window as f64));
-        let keys: f64 = self.keys.iter().map(visible).sum();
-        let features = 2 * numbers.layers * numbers.kv_heads * numbers.head_dim;
+        let visible = |layer: usize| {
+            let window = numbers.window_of(layer).map_or(f64::INFINITY, |keys| keys as f64);
+            self.keys.iter().map(|keys| keys.min(window)).sum::<f64>()
+        };
+        let keys: f64 = (0..numbers.layers).map(visible).sum();
+        let features = 2 * numbers.kv_heads * numbers.head_dim;
         let cache = keys * features as f64 * kv_format.mean_bytes();
-        (!self.keys.is_empty()).then_some(model.weight_bytes() as f64 + cache)
+        (!self.keys.is_empty()).then_some(model.weight_bytes(self.keys.len()) + cache)
     }
 }
 

@@ -205,9 +205,9 @@ pub fn run(ctx: &Context, args: &Args, path: &Path, json: bool) -> anyhow::Resul
     let bandwidth = read_bandwidth(ctx)?;
     if !json {
         let (info, architecture) = (ctx.info(), model.architecture());
-        let weights = bytes(model.weight_bytes());
+        let weights = bytes(model.weight_bytes(1) as u64);
         out::line(&format!("{} ({}), reads {:.1} GB/s", info.name, info.id, bandwidth / 1e9))?;
-        out::line(&format!("{architecture}, {weights} of weights a step, {} in X", args.x_dtype))?;
+        out::line(&format!("{architecture}, {weights} of weights a token, {} in X", args.x_dtype))?;
     }
     let progress = Progress::new(tests.len() as u64, "measuring");
     let mut table = Table::new(json);
