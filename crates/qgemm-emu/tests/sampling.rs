@@ -1,4 +1,5 @@
-//! Samples of emulated GPUs and of the CPU are equal bit by bit.
+//! Samples of emulated GPUs and of the
+//! CPU are equal bit by bit.
 
 use qgemm_api::{Context, Error, Sampling, SamplingArgs, SamplingParameters};
 

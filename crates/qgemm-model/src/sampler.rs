@@ -115,7 +115,7 @@ pub struct Sampler {
     workspace: Workspace,
 }
 
-/// What a step's draws need together.
+/// Requirements of all draws of a step.
 #[derive(Clone, Copy)]
 struct Wanted {
     /// Earlier tokens of a row at most.

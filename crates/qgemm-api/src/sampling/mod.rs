@@ -1,4 +1,5 @@
-//! Sampling of tokens from logits: builder, plan and faults of rows.
+//! Sampling of tokens from logits:
+//! builder, plan and faults of rows.
 
 mod description;
 mod fault;

@@ -1,5 +1,6 @@
-// Log-probabilities of a row's sampled token and of the
-// most likely ones, from the logits alone; one CTA per row.
+// Log-probabilities of a row's sampled token
+// and of the most likely ones, from the
+// logits alone; one CTA per row.
 #include "mainloop/sampling_sums.cuh"
 
 constexpr u32 MINUS_INFINITY = 0xff800000u;

@@ -95,7 +95,7 @@ impl Kernel for CpuSampling {
     }
 }
 
-/// What the rows read.
+/// Inputs of the rows.
 struct Inputs<'a> {
     op: CheckedSampling,
     logits: &'a [f32],
@@ -153,7 +153,7 @@ impl<'a> Inputs<'a> {
     }
 }
 
-/// What the rows write. What is not wanted is empty.
+/// Outputs of the rows. Unused ones are empty.
 struct Outputs<'a> {
     ids: &'a mut [u32],
     status: &'a mut [u32],

@@ -1,5 +1,6 @@
-//! Sampling of one row: cuts by top-k and top-p, and the draw.
-//! Sums are integers, as on every device.
+//! Sampling of one row: cuts by top-k
+//! and top-p, and the draw. Sums are
+//! integers, as on every device.
 
 use qgemm_hal::SamplingParameters;
 use qgemm_hal::op::sampling::arithmetic::{
