@@ -10,12 +10,13 @@ use qgemm_api::{
     NormFunction, NormPlan, Queries, Stream, Workspace,
 };
 
-use crate::decoder::{Decoder, Layer, Projection, Qkv};
+use crate::decoder::{Decoder, Layer, Qkv};
 use crate::error::Error;
 use crate::feed_forward::{ExpertMemory, FeedForwardArgs};
 use crate::hyperparameters::Hyperparameters;
 use crate::kv_cache::{CacheSize, KvCache};
 use crate::loader::normed_problem;
+use crate::projection::Projection;
 
 /// Most shapes whose plans are kept.
 const KEPT_SHAPES: usize = 64;
