@@ -136,7 +136,9 @@ fn what_is_not_alike_is_refused() {
     assert!(matches!(few, Error::OutputsMismatch { expected: 3, got: 1 }), "{few}");
 }
 
-/// Plans share a workspace: the results that a fused plan keeps there must not lie in the counters of split tiles.
+/// Plans share a workspace: the results that a fused
+/// plan keeps there must not lie in the counters
+/// of split tiles.
 #[test]
 fn a_fused_plan_leaves_the_workspace_ready_for_a_split_product() {
     let test = "a_fused_plan_leaves_the_workspace_ready_for_a_split_product";

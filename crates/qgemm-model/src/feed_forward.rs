@@ -76,7 +76,7 @@ pub struct FeedForwardArgs<'a> {
     pub x: &'a mut Buffer,
     /// Gamma of the norm before the part.
     pub gamma: &'a Buffer,
-    /// That norm, for experts.
+    /// Norm before experts, which is a step of its own.
     pub norm: Option<&'a NormPlan>,
     /// Products of gate and up, of a dense part.
     pub gated: &'a mut Buffer,

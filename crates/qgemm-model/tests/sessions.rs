@@ -1,4 +1,5 @@
-//! Many sessions in one engine: no page is lost, and no session depends on the others.
+//! Many sessions in one engine: no page is lost, and
+//! no session depends on the others.
 
 mod common;
 
@@ -106,7 +107,8 @@ fn sampled(model: &LanguageModel, prompts: &[Vec<u32>], tokens: usize) -> Vec<Ve
     ids.iter().map(|id| all.remove(id).expect("tokens")).collect()
 }
 
-/// Compares sessions in a batch of eight with the first `compared` alone.
+/// Compares a batch of eight sessions with the
+/// first `compared` of them alone.
 fn compare(model: &LanguageModel, tokens: usize, compared: usize) {
     let mut rng = StdRng::seed_from_u64(8);
     let prompts: Vec<Vec<u32>> = (1..=8).map(|i| prompt(&mut rng, 2 * i)).collect();

@@ -20,6 +20,8 @@ pub struct Pass<'a> {
     tokens: usize,
     /// Borders of texts: `texts + 1` rows, from 0.
     offsets: Buffer,
+    /// Position of each token in its text.
+    places: Buffer,
     /// Residual stream, f32.
     x: Buffer,
     q: Buffer,
@@ -68,12 +70,14 @@ impl<'a> Pass<'a> {
         for length in lengths {
             offsets.push(offsets.last().map_or(0, |end| end + *length as u32));
         }
+        let places: Vec<u32> = lengths.iter().flat_map(|&length| 0..length as u32).collect();
         let rows = |dtype, columns: usize| ctx.allocate_elements(dtype, tokens.saturating_mul(columns));
         Ok(Self {
             ctx,
             weights,
             tokens,
             offsets: ctx.upload(&offsets)?,
+            places: ctx.upload(&places)?,
             x: rows(DType::F32, hidden)?,
             q: rows(dtype, hidden)?,
             k: rows(dtype, hidden)?,
@@ -104,14 +108,12 @@ impl<'a> Pass<'a> {
     fn embed(&mut self, stream: &Stream, ids: &[u32], numbers: &EncoderNumbers) -> Result<(), Error> {
         let &EncoderNumbers { hidden, eps, .. } = numbers;
         let (ctx, tokens, EncoderWeights { words, positions, norm, .. }) = (self.ctx, self.tokens, self.weights);
-        let borders: Vec<u32> = ctx.download(&self.offsets)?;
-        let places: Vec<u32> = borders.windows(2).flat_map(|text| 0..text[1] - text[0]).collect();
-        let (ids, places) = (ctx.upload(ids)?, ctx.upload(&places)?);
+        let ids = ctx.upload(ids)?;
         // Nobody reads the status: ids and positions are within their tables.
         let mut status = ctx.allocate(EMBEDDING_STATUS)?;
         let rows = || ctx.allocate_elements(DType::F32, tokens.saturating_mul(hidden));
         let (mut of_words, mut of_places) = (rows()?, rows()?);
-        for (table, ids, d) in [(words, &ids, &mut of_words), (positions, &places, &mut of_places)] {
+        for (table, ids, d) in [(words, &ids, &mut of_words), (positions, &self.places, &mut of_places)] {
             let plan = ctx.plan_gather_rows(&GatherRows::new(table, tokens))?;
             plan.run(stream, GatherRowsArgs::new(table, ids, d, &mut status))?;
         }
