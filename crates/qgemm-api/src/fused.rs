@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::Range;
 
 use qgemm_formats::{DType, FormatError, HostWeight};
-use qgemm_hal::{BufferMut, BufferRef, GemmOperand, Operand, Segment, Stream};
+use qgemm_hal::{BufferMut, BufferRef, GemmOperand, Operand, Segment, Stream, WorkspaceLayout};
 use qgemm_sched::SchedError;
 
 use crate::context::Context;
@@ -407,7 +407,9 @@ impl Group<'_> {
         let row = product.op().d.row_stride;
         let overflow = || Error::ExtentOverflow { operand: "D", rows: m as u64, row_stride: row };
         let bytes = self.weight.n().checked_mul(m).and_then(|elements| elements.checked_mul(common.bytes()));
-        let start = product.workspace_bytes().checked_next_multiple_of(ALIGNMENT).ok_or_else(overflow)?;
+        // The first bytes are the counters of products, which stay zero.
+        let start = product.workspace_bytes().max(WorkspaceLayout::RESERVED);
+        let start = start.checked_next_multiple_of(ALIGNMENT).ok_or_else(overflow)?;
         let end = bytes.and_then(|bytes| start.checked_add(bytes)).ok_or_else(overflow)?;
         let part = |(segment, (output, &dtype)): (usize, (&Output, &DType))| {
             let columns = self.columns(segment);

@@ -2,7 +2,8 @@
 //! and mismatches are refused.
 
 use qgemm_api::{
-    Args, Context, DType, Error, FormatError, FusedArgs, FusedProblem, HostWeight, NormFunction, Problem, quantize,
+    Args, Context, DType, Error, FormatError, FusedArgs, FusedProblem, HostWeight, NormFunction, Problem, XPrecision,
+    quantize,
 };
 
 const K: usize = 96;
@@ -152,4 +153,43 @@ fn what_is_not_alike_is_refused() {
     let args = FusedArgs::new(&x, &fused, std::slice::from_mut(Box::leak(Box::new((&mut d).into()))), &mut workspace);
     let few = plan.run(&ctx.default_stream(), args).expect_err("three segments");
     assert!(matches!(few, Error::OutputsMismatch { expected: 3, got: 1 }), "{few}");
+}
+
+/// Plans share a workspace: the results that a fused
+/// plan keeps there must not lie in the counters
+/// of split tiles.
+#[test]
+fn a_fused_plan_leaves_the_workspace_ready_for_a_split_product() {
+    let test = "a_fused_plan_leaves_the_workspace_ready_for_a_split_product";
+    const M: usize = 4;
+    let dense = |n: usize, k: usize, seed| {
+        quantize(&values(n * k, seed), n, k, "f32".parse().expect("a format")).expect("valid").0
+    };
+    for device in ["emu:sm80", "cuda:0"] {
+        let Some(ctx) = qgemm_testkit::open_or_skip(test, device) else { continue };
+        let fused = ctx.load_fused(&[&dense(64, 64, 1), &dense(64, 64, 2)]).expect("alike");
+        let exact = |p: Problem| p.x_precision(XPrecision::Exact);
+        let plan = ctx.plan_fused(&FusedProblem::new(&fused, M, DType::F32).each(exact)).expect("served");
+        let split = ctx.load(&dense(64, 256, 3)).expect("memory");
+        let product = ctx.plan(&exact(Problem::new(&split, M))).expect("served");
+        let is_tested = product.workspace_bytes() > 0 && plan.workspace_bytes() > 0;
+        if !is_tested {
+            qgemm_testkit::skipped(&format!("{test} on {device}"), "one of the plans needs no workspace");
+            continue;
+        }
+        let mut workspace = ctx.workspace(plan.workspace_bytes().max(product.workspace_bytes())).expect("memory");
+        let x = ctx.upload(&values(M * 256, 4)).expect("memory");
+        let [mut a, mut b] = [(); 2].map(|()| ctx.allocate(M * 64 * 4).expect("memory"));
+        let run = |workspace: &mut _| {
+            let mut d = ctx.allocate(M * 64 * 4).expect("memory");
+            let args = Args::new(&x, &split, &mut d).workspace(workspace);
+            product.run(&ctx.default_stream(), args).expect("fits");
+            ctx.download::<f32>(&d).expect("there")
+        };
+        let expected = run(&mut workspace);
+        let outputs = &mut [(&mut a).into(), (&mut b).into()];
+        let args = FusedArgs::new(&x, &fused, outputs, &mut workspace);
+        plan.run(&ctx.default_stream(), args).expect("fits");
+        assert_eq!(run(&mut workspace), expected, "{device}");
+    }
 }

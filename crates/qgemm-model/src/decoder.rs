@@ -1,35 +1,18 @@
-//! Weights of a decoder on the device, and how products with them round.
+//! Weights of a decoder on the device.
 
 use std::collections::HashSet;
 
-use qgemm_api::{
-    Buffer, BufferRef, Context, DType, FusedWeight, GatherRows, HostWeight, Linear, Model, Stream, Weight, Workspace,
-    XPrecision,
-};
+use qgemm_api::{Buffer, Context, DType, FusedWeight, GatherRows, HostWeight, Model, Weight};
 
 use crate::architecture::{Architecture, TensorNames};
 use crate::error::Error;
 use crate::feed_forward::FeedForward;
 use crate::hyperparameters::Hyperparameters;
 use crate::loader::Loader;
+use crate::precision::Precision;
+use crate::projection::Projection;
 use crate::rotary::{RotaryEmbedding, RotarySettings};
-
-/// Arithmetic of a model.
-#[derive(Clone, Copy, Debug)]
-pub struct Precision {
-    /// Type of activations between operations. The residual stream and logits are f32.
-    pub activations: DType,
-    /// Permission to round X of products further.
-    pub x_precision: XPrecision,
-    /// Logits of a session do not depend on the other sessions of a step.
-    pub batch_invariant: bool,
-}
-
-impl Default for Precision {
-    fn default() -> Self {
-        Self { activations: DType::F16, x_precision: XPrecision::default(), batch_invariant: false }
-    }
-}
+use crate::tensors::Tensors;
 
 /// A decoder that is loaded.
 pub struct Decoder {
@@ -67,40 +50,12 @@ pub struct Layer {
     pub feed_forward: FeedForward,
 }
 
-/// A product with its bias.
-pub struct Projection {
-    /// The product.
-    pub linear: Linear,
-    /// Its bias in f32.
-    pub bias: Option<Buffer>,
-}
-
 /// Query, key and value projections.
 pub struct Qkv {
     /// The weight, with a segment each.
     pub weight: FusedWeight,
     /// Bias of all segments.
     pub bias: Option<Buffer>,
-}
-
-impl Projection {
-    /// The product of `m` rows of X. `gamma` is that of its norm, if it has one.
-    ///
-    /// # Errors
-    /// A device error.
-    pub fn run<'a>(
-        &'a self,
-        stream: &Stream,
-        m: usize,
-        x: impl Into<BufferRef<'a>>,
-        d: &'a mut Buffer,
-        gamma: Option<&'a Buffer>,
-        workspace: &'a mut Workspace,
-    ) -> Result<(), Error> {
-        let mut args = self.linear.args(x.into(), d).workspace(workspace);
-        (args.bias, args.gamma) = (self.bias.as_ref().map(Buffer::view), gamma.map(Buffer::view));
-        Ok(self.linear.run(stream, m, args)?)
-    }
 }
 
 impl Decoder {
@@ -116,25 +71,25 @@ impl Decoder {
         (rotary, positions): (RotarySettings, usize),
         precision: Precision,
     ) -> Result<Self, Error> {
-        let used = HashSet::new();
-        let mut loader = Loader { ctx, model, architecture, names, numbers: &numbers, precision, used };
-        let vocabulary = loader.model.info(names.embedding)?.shape.first().copied().unwrap_or(0);
-        let embedding = ctx.load(&loader.matrix(names.embedding, vocabulary, numbers.hidden)?)?;
+        let tensors = Tensors { ctx, model, architecture: architecture.name, precision, used: HashSet::new() };
+        let mut loader = Loader { tensors, architecture, names, numbers: &numbers };
+        let vocabulary = model.info(names.embedding)?.shape.first().copied().unwrap_or(0);
+        let embedding = ctx.load(&loader.tensors.matrix(names.embedding, vocabulary, numbers.hidden)?)?;
         // Only what depends on the weight can fail: a table that no kernel reads is refused at once.
         ctx.plan_gather_rows(&GatherRows::new(&embedding, 1))?;
         let layers = (0..numbers.layers).map(|i| loader.layer(i)).collect::<Result<_, Error>>()?;
-        let output_norm = loader.gamma(names.output_norm, numbers.hidden)?;
+        let output_norm = loader.tensors.device_vector(names.output_norm, numbers.hidden)?;
         // Without a head, the embedding is the head, too.
-        let head = match loader.has(names.head) {
-            true => ctx.load(&loader.matrix(names.head, vocabulary, numbers.hidden)?)?,
+        let head = match loader.tensors.has(names.head) {
+            true => ctx.load(&loader.tensors.matrix(names.head, vocabulary, numbers.hidden)?)?,
             false => embedding.clone(),
         };
         let head = loader.normed(&head, DType::F32, None)?;
-        let factors = match loader.has(names.rotary_factors) {
-            true => Some(loader.vector(names.rotary_factors, rotary.pairs())?),
+        let factors = match loader.tensors.has(names.rotary_factors) {
+            true => Some(loader.tensors.vector(names.rotary_factors, rotary.pairs())?),
             false => None,
         };
-        loader.check_all_used()?;
+        loader.tensors.check_all_used()?;
         let rotary = rotary.embedding(ctx, factors.as_deref(), positions)?;
         Ok(Self { numbers, precision, embedding, rotary, layers, output_norm, head })
     }
@@ -153,18 +108,18 @@ impl Loader<'_> {
         let &Hyperparameters { hidden, heads, head_dim, .. } = self.numbers;
         let head_norms = match self.architecture.head_norms {
             true => {
-                let [q, k] = names.head_norms.map(|part| self.gamma(&name(part), head_dim));
+                let [q, k] = names.head_norms.map(|part| self.tensors.device_vector(&name(part), head_dim));
                 Some([q?, k?])
             }
             false => None,
         };
         Ok(Layer {
-            attention_norm: self.gamma(&name(names.attention_norm), hidden)?,
+            attention_norm: self.tensors.device_vector(&name(names.attention_norm), hidden)?,
             qkv: self.qkv(names.qkv.map(name))?,
             head_norms,
             window: self.numbers.window_of(index),
-            attention_output: self.residual(&name(names.attention_output), heads * head_dim)?,
-            ffn_norm: self.gamma(&name(names.ffn_norm), hidden)?,
+            attention_output: self.tensors.residual(&name(names.attention_output), [hidden, heads * head_dim])?,
+            ffn_norm: self.tensors.device_vector(&name(names.ffn_norm), hidden)?,
             feed_forward: self.feed_forward(&prefix)?,
         })
     }
@@ -175,20 +130,20 @@ impl Loader<'_> {
         let features = [heads, kv_heads, kv_heads].map(|heads| heads * head_dim);
         let mut parts = Vec::new();
         for (name, n) in names.iter().zip(features) {
-            let weight = self.matrix(name, n, hidden)?;
-            let bias = self.bias(name, n)?;
+            let weight = self.tensors.matrix(name, n, hidden)?;
+            let bias = self.tensors.bias(name, n)?;
             if bias.is_none() && self.architecture.qkv_bias {
-                self.model.info(&format!("{name}.bias"))?;
+                self.tensors.model.info(&format!("{name}.bias"))?;
             }
             parts.push((weight, bias));
         }
         let weights: Vec<&HostWeight> = parts.iter().map(|(weight, _)| weight).collect();
-        let weight = self.ctx.load_fused(&weights)?;
+        let weight = self.tensors.ctx.load_fused(&weights)?;
         let has_bias = parts.iter().any(|(_, bias)| bias.is_some());
         let of_part =
             |((_, bias), n): (&(HostWeight, Option<Vec<f32>>), usize)| bias.clone().unwrap_or_else(|| vec![0.0; n]);
         let bias: Vec<f32> = parts.iter().zip(features).flat_map(of_part).collect();
-        let bias = has_bias.then(|| self.ctx.upload(&bias)).transpose()?;
+        let bias = has_bias.then(|| self.tensors.ctx.upload(&bias)).transpose()?;
         Ok(Qkv { weight, bias })
     }
 }

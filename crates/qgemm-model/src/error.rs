@@ -49,6 +49,20 @@ pub enum Error {
         /// Architectures that run.
         served: Vec<&'static str>,
     },
+    /// The model is an encoder, which generates no text.
+    #[error("architecture `{name}` is an encoder: open it with qgemm_model::Encoder")]
+    IsEncoder {
+        /// Name in the checkpoint.
+        name: String,
+    },
+    /// The model is no encoder that the crate runs.
+    #[error("architecture `{name}`: no encoder that qgemm-model runs (it runs {})", .served.join(", "))]
+    NotAnEncoder {
+        /// Name in the checkpoint.
+        name: String,
+        /// Encoders that run.
+        served: Vec<&'static str>,
+    },
     /// A hyperparameter is missing.
     #[error("the model does not state `{name}`")]
     MissingSetting {

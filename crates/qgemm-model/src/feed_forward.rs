@@ -5,10 +5,10 @@ use qgemm_api::{
     Stream, Workspace, XPrecision, quantize,
 };
 
-use crate::decoder::Projection;
 use crate::error::Error;
 use crate::hyperparameters::{ExpertNumbers, Hyperparameters};
 use crate::loader::{Loader, normed_problem};
+use crate::projection::Projection;
 
 /// Feed-forward part of a layer.
 pub enum FeedForward {
@@ -76,7 +76,7 @@ pub struct FeedForwardArgs<'a> {
     pub x: &'a mut Buffer,
     /// Gamma of the norm before the part.
     pub gamma: &'a Buffer,
-    /// That norm, for experts.
+    /// Norm before experts, which is a step of its own.
     pub norm: Option<&'a NormPlan>,
     /// Products of gate and up, of a dense part.
     pub gated: &'a mut Buffer,
@@ -126,10 +126,10 @@ impl Loader<'_> {
         let name = |part: &str| format!("{prefix}{part}");
         let names = self.names;
         match self.numbers.experts {
-            Some(experts) if self.has(&name(names.experts.router)) => self.experts(prefix, experts),
+            Some(experts) if self.tensors.has(&name(names.experts.router)) => self.experts(prefix, experts),
             _ => Ok(FeedForward::Dense {
                 gate_up: self.gate_up(&name(names.gate), &name(names.up))?,
-                down: self.residual(&name(names.down), self.numbers.intermediate)?,
+                down: self.tensors.residual(&name(names.down), [self.numbers.hidden, self.numbers.intermediate])?,
             }),
         }
     }
@@ -137,51 +137,52 @@ impl Loader<'_> {
     /// Gate and up as a gated pair. If their formats differ, both become f16.
     fn gate_up(&mut self, gate: &str, up: &str) -> Result<Projection, Error> {
         let &Hyperparameters { hidden, intermediate, eps, .. } = self.numbers;
-        let weights = [self.matrix(gate, intermediate, hidden)?, self.matrix(up, intermediate, hidden)?];
-        let biases = [self.bias(gate, intermediate)?, self.bias(up, intermediate)?];
-        let weight = match self.ctx.load_gated(&weights[0], &weights[1]) {
+        let weights =
+            [self.tensors.matrix(gate, intermediate, hidden)?, self.tensors.matrix(up, intermediate, hidden)?];
+        let biases = [self.tensors.bias(gate, intermediate)?, self.tensors.bias(up, intermediate)?];
+        let weight = match self.tensors.ctx.load_gated(&weights[0], &weights[1]) {
             Err(qgemm_api::Error::Format(FormatError::PairMismatch { what, .. })) => {
                 tracing::warn!(gate, up, what, "gate and up differ: both are loaded in f16");
                 let plain = |weight: &HostWeight| {
                     let format = DType::F16.name().parse()?;
                     Ok::<_, Error>(quantize(&weight.dequantize()?, intermediate, hidden, format)?.0)
                 };
-                self.ctx.load_gated(&plain(&weights[0])?, &plain(&weights[1])?)?
+                self.tensors.ctx.load_gated(&plain(&weights[0])?, &plain(&weights[1])?)?
             }
             loaded => loaded?,
         };
         let has_bias = biases.iter().any(Option::is_some);
         let bias = biases.into_iter().flat_map(|bias| bias.unwrap_or_else(|| vec![0.0; intermediate]));
         let bias: Option<Vec<f32>> = has_bias.then(|| bias.collect());
-        let precision = self.precision;
-        let linear = self.ctx.layer(&weight, |p| {
+        let precision = self.tensors.precision;
+        let linear = self.tensors.ctx.layer(&weight, |p| {
             let p = normed_problem(p, precision, eps).d_dtype(precision.activations).activation(Activation::Silu);
             if has_bias { p.bias(DType::F32) } else { p }
         })?;
-        self.projection(linear, bias)
+        self.tensors.projection(linear, bias)
     }
 
     /// A router and its experts.
     fn experts(&mut self, prefix: &str, numbers: ExpertNumbers) -> Result<FeedForward, Error> {
         let ExpertNumbers { count, per_token, intermediate, renormalized } = numbers;
-        let (hidden, precision) = (self.numbers.hidden, self.precision);
+        let (hidden, precision) = (self.numbers.hidden, self.tensors.precision);
         let [router, gate, up, down] = {
             let names = &self.names.experts;
             [names.router, names.gate, names.up, names.down].map(|part| format!("{prefix}{part}"))
         };
-        let weight = self.matrix(&router, count, hidden)?;
+        let weight = self.tensors.matrix(&router, count, hidden)?;
         // The choice of experts does not follow from further rounding.
-        let linear = self.ctx.layer(&self.ctx.load(&weight)?, |p| {
+        let linear = self.tensors.ctx.layer(&self.tensors.ctx.load(&weight)?, |p| {
             let p = p.x_dtype(precision.activations).d_dtype(DType::F32).x_precision(XPrecision::Exact);
             p.batch_invariant(precision.batch_invariant)
         })?;
-        let router = self.projection(linear, None)?;
+        let router = self.tensors.projection(linear, None)?;
         self.check_experts(&gate, count, [intermediate, hidden])?;
         self.check_experts(&up, count, [intermediate, hidden])?;
         self.check_experts(&down, count, [hidden, intermediate])?;
-        let gate_up = self.ctx.load_experts(&self.model.gated_experts(&gate, &up)?)?;
-        let down = self.ctx.load_experts(&self.model.experts(&down)?)?;
-        let experts = self.ctx.moe_layer(&gate_up, &down, per_token, |moe| {
+        let gate_up = self.tensors.ctx.load_experts(&self.tensors.model.gated_experts(&gate, &up)?)?;
+        let down = self.tensors.ctx.load_experts(&self.tensors.model.experts(&down)?)?;
+        let experts = self.tensors.ctx.moe_layer(&gate_up, &down, per_token, |moe| {
             let moe = moe.x_dtype(precision.activations).residual(DType::F32).x_precision(precision.x_precision);
             moe.batch_invariant(precision.batch_invariant).routed(DType::F32, |routing| match renormalized {
                 true => routing.renormalized(),
@@ -194,8 +195,8 @@ impl Loader<'_> {
     /// Checks the shapes of all experts: of one stack, or of a tensor each where the name has `{}`.
     fn check_experts(&mut self, name: &str, count: usize, [n, k]: [usize; 2]) -> Result<(), Error> {
         match name.contains("{}") {
-            true => (0..count).try_for_each(|i| self.check_shape(&name.replace("{}", &i.to_string()), &[n, k])),
-            false => self.check_shape(name, &[count, n, k]),
+            true => (0..count).try_for_each(|i| self.tensors.check_shape(&name.replace("{}", &i.to_string()), &[n, k])),
+            false => self.tensors.check_shape(name, &[count, n, k]),
         }
     }
 }

@@ -10,12 +10,13 @@ use qgemm_api::{
     NormFunction, NormPlan, Queries, Stream, Workspace,
 };
 
-use crate::decoder::{Decoder, Projection, Qkv};
+use crate::decoder::{Decoder, Qkv};
 use crate::error::Error;
 use crate::feed_forward::{ExpertMemory, FeedForwardArgs};
 use crate::hyperparameters::Hyperparameters;
 use crate::kv_cache::{CacheSize, KvCache};
 use crate::loader::normed_problem;
+use crate::projection::Projection;
 use crate::sampler::{Draw, Sampled, Sampler};
 
 /// Most shapes whose plans are kept.

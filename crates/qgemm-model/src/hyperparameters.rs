@@ -5,20 +5,26 @@ use crate::error::Error;
 use crate::settings::{Key, Settings};
 use crate::sliding_window::SlidingWindow;
 
-const LAYERS: Key = Key { gguf: "block_count", config: &["/num_hidden_layers"] };
-const HIDDEN: Key = Key { gguf: "embedding_length", config: &["/hidden_size"] };
-const INTERMEDIATE: Key = Key { gguf: "feed_forward_length", config: &["/intermediate_size"] };
-const HEADS: Key = Key { gguf: "attention.head_count", config: &["/num_attention_heads"] };
+/// Layers.
+pub const LAYERS: Key = Key { gguf: "block_count", config: &["/num_hidden_layers"] };
+/// Features between layers.
+pub const HIDDEN: Key = Key { gguf: "embedding_length", config: &["/hidden_size"] };
+/// Features within feed-forward parts.
+pub const INTERMEDIATE: Key = Key { gguf: "feed_forward_length", config: &["/intermediate_size"] };
+/// Heads of attention.
+pub const HEADS: Key = Key { gguf: "attention.head_count", config: &["/num_attention_heads"] };
 const KV_HEADS: Key = Key { gguf: "attention.head_count_kv", config: &["/num_key_value_heads"] };
 const HEAD_DIM: Key = Key { gguf: "attention.key_length", config: &["/head_dim"] };
 const V_HEAD_DIM: Key = Key { gguf: "attention.value_length", config: &["/v_head_dim"] };
 const EPS: Key = Key { gguf: "attention.layer_norm_rms_epsilon", config: &["/rms_norm_eps"] };
-const CONTEXT: Key = Key { gguf: "context_length", config: &["/max_position_embeddings"] };
+/// Tokens that the model is made for.
+pub const CONTEXT: Key = Key { gguf: "context_length", config: &["/max_position_embeddings"] };
 const EXPERTS: Key = Key { gguf: "expert_count", config: &["/num_experts", "/num_local_experts"] };
 const EXPERTS_PER_TOKEN: Key = Key { gguf: "expert_used_count", config: &["/num_experts_per_tok"] };
 const EXPERT_INTERMEDIATE: Key = Key { gguf: "expert_feed_forward_length", config: &["/moe_intermediate_size"] };
 const RENORMALIZED: Key = Key { gguf: "expert_weights_norm", config: &["/norm_topk_prob"] };
-const ACTIVATION: Key = Key { gguf: "", config: &["/hidden_act", "/hidden_activation"] };
+/// Activation of feed-forward parts.
+pub const ACTIVATION: Key = Key { gguf: "", config: &["/hidden_act", "/hidden_activation"] };
 
 /// Largest size that is read: products of two are far from overflow.
 const MOST: usize = 1 << 24;
@@ -111,7 +117,10 @@ impl Hyperparameters {
 }
 
 /// A positive size, if it is stated.
-fn size(settings: &Settings<'_>, key: Key) -> Result<Option<usize>, Error> {
+///
+/// # Errors
+/// [`Error::UnservedSetting`] when it is out of range.
+pub fn size(settings: &Settings<'_>, key: Key) -> Result<Option<usize>, Error> {
     match settings.count(key).filter(|&n| n > 0) {
         Some(got) if got > MOST => Err(Error::UnservedSetting {
             name: settings.name(key),

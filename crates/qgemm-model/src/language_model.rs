@@ -8,9 +8,10 @@ use qgemm_api::{Context, open_model};
 
 use crate::architecture::architecture;
 use crate::chat_template::{self, ChatTemplate, Message};
-use crate::decoder::{Decoder, Precision};
+use crate::decoder::Decoder;
 use crate::error::Error;
 use crate::hyperparameters::Hyperparameters;
+use crate::precision::Precision;
 use crate::rotary::RotarySettings;
 use crate::settings::Settings;
 use crate::tokenizer::Tokenizer;

@@ -1,128 +1,38 @@
-//! [`Loader`]: tensors of a checkpoint, with their shapes checked, and products with them.
+//! [`Loader`]: weights of a decoder, by the names of its architecture.
 
-use std::collections::HashSet;
-
-use qgemm_api::{Buffer, Context, DType, HostWeight, Linear, Model, NormFunction, Problem, Weight};
+use qgemm_api::{DType, NormFunction, Problem, Weight};
 
 use crate::architecture::{Architecture, TensorNames};
-use crate::decoder::{Precision, Projection};
 use crate::error::Error;
 use crate::hyperparameters::Hyperparameters;
+use crate::precision::Precision;
+use crate::projection::Projection;
+use crate::tensors::{Tensors, with_bias};
 
-/// Tensors of checkpoints that no product needs: constants, and scales of quantized caches.
-const IGNORED: &[&str] = &[".rotary_emb.inv_freq", ".k_scale", ".v_scale", ".kv_scale", ".masked_bias"];
-
-/// Reads tensors, and remembers which.
+/// Reads the weights of a decoder.
 pub struct Loader<'a> {
-    /// The device's context.
-    pub ctx: &'a Context,
-    /// The checkpoint.
-    pub model: &'a Model,
+    /// Tensors of the checkpoint.
+    pub tensors: Tensors<'a>,
     /// Its architecture.
     pub architecture: &'static Architecture,
     /// Names of its tensors.
     pub names: &'static TensorNames,
     /// Its sizes.
     pub numbers: &'a Hyperparameters,
-    /// Arithmetic of products.
-    pub precision: Precision,
-    /// Names of the tensors that were read.
-    pub used: HashSet<String>,
 }
 
 impl Loader<'_> {
-    /// A product that adds to the residual stream.
-    pub fn residual(&mut self, name: &str, k: usize) -> Result<Projection, Error> {
-        let (hidden, precision) = (self.numbers.hidden, self.precision);
-        let weight = self.matrix(name, hidden, k)?;
-        let bias = self.bias(name, hidden)?;
-        let linear = self.ctx.layer(&self.ctx.load(&weight)?, |p| {
-            let p = p.x_dtype(precision.activations).d_dtype(DType::F32).residual_in_d();
-            with_bias(p.x_precision(precision.x_precision).batch_invariant(precision.batch_invariant), bias.is_some())
-        })?;
-        self.projection(linear, bias)
-    }
-
     /// A product of the residual stream, normalized, with D in `d`.
     pub fn normed(&self, weight: &Weight, d: DType, bias: Option<Vec<f32>>) -> Result<Projection, Error> {
-        let describe = |p| with_bias(normed_problem(p, self.precision, self.numbers.eps).d_dtype(d), bias.is_some());
-        let linear = self.ctx.layer(weight, describe)?;
-        self.projection(linear, bias)
-    }
-
-    /// A product with its bias.
-    pub fn projection(&self, linear: Linear, bias: Option<Vec<f32>>) -> Result<Projection, Error> {
-        let bias = bias.map(|bias| self.ctx.upload(&bias)).transpose()?;
-        Ok(Projection { linear, bias })
-    }
-
-    /// Whether the checkpoint has a tensor.
-    pub fn has(&self, name: &str) -> bool {
-        !name.is_empty() && self.model.info(name).is_ok()
-    }
-
-    /// A weight of N output and K input features.
-    pub fn matrix(&mut self, name: &str, n: usize, k: usize) -> Result<HostWeight, Error> {
-        self.check_shape(name, &[n, k])?;
-        Ok(self.model.weight(name)?)
-    }
-
-    /// The gamma of an RMSNorm, on the device.
-    pub fn gamma(&mut self, name: &str, len: usize) -> Result<Buffer, Error> {
-        let gamma = self.vector(name, len)?;
-        Ok(self.ctx.upload(&gamma)?)
-    }
-
-    /// The bias of the layer `name`, if it has one.
-    pub fn bias(&mut self, name: &str, len: usize) -> Result<Option<Vec<f32>>, Error> {
-        let name = format!("{name}.bias");
-        if self.has(&name) { Ok(Some(self.vector(&name, len)?)) } else { Ok(None) }
-    }
-
-    /// A vector in f32.
-    pub fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>, Error> {
-        self.check_shape(name, &[len])?;
-        Ok(self.model.dense(name)?.to_f32())
-    }
-
-    /// Checks the shape of a tensor, which counts as read.
-    pub fn check_shape(&mut self, name: &str, expected: &[usize]) -> Result<(), Error> {
-        let info = self.model.info(name)?;
-        self.used.insert(info.name.clone());
-        match info.shape == expected {
-            true => Ok(()),
-            false => Err(Error::WrongShape {
-                tensor: info.name.clone(),
-                expected: expected.to_vec(),
-                got: info.shape.clone(),
-            }),
-        }
-    }
-
-    /// Checks that the architecture explains every tensor.
-    pub fn check_all_used(&self) -> Result<(), Error> {
-        let is_ignored =
-            |name: &str| IGNORED.iter().any(|ending| name.strip_suffix(".weight").unwrap_or(name).ends_with(ending));
-        let unexpected = |name: &&String| !self.used.contains(*name) && !is_ignored(name);
-        match self.model.tensors().iter().map(|tensor| &tensor.name).find(unexpected) {
-            Some(tensor) => {
-                Err(Error::UnexpectedTensor { tensor: tensor.clone(), architecture: self.architecture.name })
-            }
-            None => Ok(()),
-        }
+        let precision = self.tensors.precision;
+        let describe = |p| with_bias(normed_problem(p, precision, self.numbers.eps).d_dtype(d), bias.is_some());
+        let linear = self.tensors.ctx.layer(weight, describe)?;
+        self.tensors.projection(linear, bias)
     }
 }
 
 /// The problem with X normalized: the residual stream in f32, rounded once to the type of activations.
 pub fn normed_problem(problem: Problem, precision: Precision, eps: f32) -> Problem {
-    problem
-        .x_dtype(DType::F32)
-        .norm(NormFunction::rms(eps).gamma(DType::F32))
-        .normed_dtype(precision.activations)
-        .x_precision(precision.x_precision)
-        .batch_invariant(precision.batch_invariant)
-}
-
-fn with_bias(problem: Problem, has_bias: bool) -> Problem {
-    if has_bias { problem.bias(DType::F32) } else { problem }
+    let norm = NormFunction::rms(eps).gamma(DType::F32);
+    precision.of(problem.x_dtype(DType::F32)).norm(norm).normed_dtype(precision.activations)
 }

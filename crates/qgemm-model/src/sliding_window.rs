@@ -20,9 +20,9 @@ pub struct SlidingWindow {
 /// Layers with a window.
 #[derive(Clone, Debug, PartialEq)]
 enum Layers {
-    /// This one and those behind it.
+    /// Layers from this one on.
     From(usize),
-    /// Those with `true`.
+    /// Layers with `true`.
     Listed(Vec<bool>),
 }
 
@@ -55,7 +55,7 @@ impl SlidingWindow {
     }
 }
 
-/// Which layers have a window, by their types.
+/// Window flags of layers, by their types.
 fn listed(settings: &Settings<'_>, types: &[&str], layers: usize) -> Result<Vec<bool>, Error> {
     let unserved =
         |got: String, expected: String| Error::UnservedSetting { name: settings.name(LAYER_TYPES), got, expected };

@@ -1,4 +1,5 @@
-//! A small model on other devices: greedy tokens are those of the CPU.
+//! Small models on other devices: greedy tokens
+//! are those of the CPU.
 
 mod common;
 
@@ -9,7 +10,8 @@ use qgemm_model::{Engine, EngineOptions, LanguageModel, Precision};
 
 const DEVICES: [&str; 3] = ["wgpu:0", "cuda:0", "emu:sm80"];
 
-/// Greedy tokens of a short prompt. Two layers and two tokens are what the emulator has time for.
+/// Greedy tokens of a short prompt. Two layers and
+/// two tokens are what the emulator has time for.
 fn tokens(ctx: &Context, recipe: &Recipe) -> Vec<u32> {
     let folder = tempfile::tempdir().expect("a folder");
     let precision = Precision { activations: DType::F16, x_precision: XPrecision::F16, batch_invariant: false };

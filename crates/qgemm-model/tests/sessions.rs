@@ -1,4 +1,5 @@
-//! Many sessions in one engine: no page is lost, and no session depends on the others.
+//! Many sessions in one engine: no page is lost, and
+//! no session depends on the others.
 
 mod common;
 
@@ -13,6 +14,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 const SESSIONS: usize = 100;
+const EXPERTS: Recipe = Recipe { architecture: "qwen3moe", head_norms: true, experts: true, ..LLAMA };
 
 fn load(folder: &Path, recipe: &Recipe, activations: DType, x_precision: XPrecision) -> LanguageModel {
     let ctx = Context::open("cpu").expect("always there");
@@ -89,36 +91,56 @@ fn a_hundred_sessions_join_leave_and_are_cancelled_without_disturbing_others() {
 }
 
 /// Sampled tokens of each prompt, all in one engine.
-fn sampled(model: &LanguageModel, prompts: &[Vec<u32>]) -> Vec<Vec<Sampled>> {
-    let mut engine = Engine::new(model, EngineOptions { page_size: 16, ..EngineOptions::default() }).expect("memory");
+fn sampled(model: &LanguageModel, prompts: &[Vec<u32>], tokens: usize) -> Vec<Vec<Sampled>> {
+    let options = EngineOptions { cache_tokens: 512, page_size: 16, ..EngineOptions::default() };
+    let mut engine = Engine::new(model, options).expect("memory");
     let sampling = Sampling { log_probabilities: Some(VOCABULARY), ..Sampling::default() };
-    let generation = Generation { sampling, ..greedy(6) };
+    let generation = Generation { sampling, ..greedy(tokens) };
     let ids: Vec<_> =
         prompts.iter().map(|prompt| engine.start(prompt, generation.clone()).expect("a valid prompt")).collect();
-    let mut tokens = BTreeMap::<_, Vec<Sampled>>::new();
+    let mut all = BTreeMap::<_, Vec<Sampled>>::new();
     while !engine.is_idle() {
         for output in engine.step().expect("a step") {
-            tokens.entry(output.session).or_default().extend(output.token);
+            all.entry(output.session).or_default().extend(output.token);
         }
     }
-    ids.iter().map(|id| tokens.remove(id).expect("tokens")).collect()
+    ids.iter().map(|id| all.remove(id).expect("tokens")).collect()
+}
+
+/// Compares a batch of eight sessions with the
+/// first `compared` of them alone.
+fn compare(model: &LanguageModel, tokens: usize, compared: usize) {
+    let mut rng = StdRng::seed_from_u64(8);
+    let prompts: Vec<Vec<u32>> = (1..=8).map(|i| prompt(&mut rng, 2 * i)).collect();
+    let batch = sampled(model, &prompts, tokens);
+    for (prompt, batch) in prompts.iter().zip(&batch).take(compared) {
+        assert_eq!(batch.len(), tokens);
+        let alone = sampled(model, std::slice::from_ref(prompt), tokens).remove(0);
+        assert!(alone == *batch, "{} with {} tokens", model.architecture(), prompt.len());
+    }
 }
 
 #[test]
 fn a_batch_of_eight_has_the_bits_of_each_session_alone() {
     let folder = tempfile::tempdir().expect("a folder");
-    let experts = Recipe { architecture: "qwen3moe", head_norms: true, experts: true, ..LLAMA };
-    let mut rng = StdRng::seed_from_u64(8);
-    let prompts: Vec<Vec<u32>> = (1..=8).map(|i| prompt(&mut rng, 3 * i)).collect();
-    for recipe in [LLAMA, experts] {
+    for recipe in [LLAMA, EXPERTS] {
         for (activations, x_precision) in [(DType::F32, XPrecision::Exact), (DType::F16, XPrecision::default())] {
-            let model = load(folder.path(), &recipe, activations, x_precision);
-            let batch = sampled(&model, &prompts);
-            for (prompt, batch) in prompts.iter().zip(&batch) {
-                assert_eq!(batch.len(), 6);
-                let alone = sampled(&model, std::slice::from_ref(prompt)).remove(0);
-                assert_eq!(&alone, batch, "{} in {activations:?}", recipe.architecture);
-            }
+            compare(&load(folder.path(), &recipe, activations, x_precision), 6, 8);
+        }
+    }
+}
+
+/// GPUs multiply one row by other kernels than eight.
+#[test]
+fn a_batch_of_eight_has_the_bits_of_each_session_alone_on_a_gpu() {
+    let test = "a_batch_of_eight_has_the_bits_of_each_session_alone_on_a_gpu";
+    let folder = tempfile::tempdir().expect("a folder");
+    for (device, compared) in [("cuda:0", 8), ("emu:sm80", 1)] {
+        let Some(ctx) = qgemm_testkit::open_or_skip(test, device) else { continue };
+        for recipe in [LLAMA, EXPERTS] {
+            let precision = Precision { batch_invariant: true, ..Precision::default() };
+            let model = LanguageModel::open(&ctx, write_gguf(folder.path(), &recipe), precision).expect("a model");
+            compare(&model, 2, compared);
         }
     }
 }

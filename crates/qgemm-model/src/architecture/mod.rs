@@ -95,19 +95,25 @@ const UNSERVED: &[(&[&str], &str)] = &[
     (&["cohere", "cohere2", "command-r"], "parallel attention and scaled logits"),
     (&["granite", "minicpm"], "scaled residuals and logits"),
     (&["olmo2"], "norms behind attention and feed-forward parts"),
-    (&["bert", "nomic-bert", "modernbert"], "encoder layers (see the example `embed` of qgemm-api)"),
+    (&["nomic-bert", "nomic_bert", "modernbert", "roberta", "xlm-roberta"], "encoders of other kinds than BERT"),
     (&["t5", "whisper", "bart"], "cross-attention"),
 ];
 
-/// The architecture called `name`.
+/// Encoders that run, as `Encoder`.
+pub const ENCODERS: [&str; 1] = ["bert"];
+
+/// The decoder called `name`.
 ///
 /// # Errors
-/// [`Error::UnservedArchitecture`] with the missing operation; [`Error::UnknownArchitecture`].
+/// [`Error::IsEncoder`]; [`Error::UnservedArchitecture`] with the missing operation; [`Error::UnknownArchitecture`].
 pub fn architecture(name: &str) -> Result<&'static Architecture, Error> {
     if let Some(found) =
         SERVED.into_iter().find(|architecture| [architecture.name, architecture.model_type].contains(&name))
     {
         return Ok(found);
+    }
+    if ENCODERS.contains(&name) {
+        return Err(Error::IsEncoder { name: name.to_owned() });
     }
     let (name, served) = (name.to_owned(), SERVED.iter().map(|architecture| architecture.name).collect());
     match UNSERVED.iter().find(|(names, _)| names.contains(&name.as_str())) {
@@ -126,6 +132,7 @@ mod tests {
         assert_eq!(architecture("qwen3_moe").expect("served").name, "qwen3moe");
         let moe = architecture("qwen2_moe").expect_err("not served").to_string();
         assert!(moe.starts_with("architecture `qwen2_moe`: needs a shared expert"), "{moe}");
+        assert!(matches!(architecture("bert"), Err(Error::IsEncoder { .. })));
         let text = architecture("abc").expect_err("unknown").to_string();
         assert_eq!(
             text,

@@ -1,4 +1,4 @@
-//! The vocabulary of a GGUF file as a `tokenizer.json`: byte-level BPE and SentencePiece BPE.
+//! The vocabulary of a GGUF file as a `tokenizer.json`: byte-level BPE, SentencePiece BPE and WordPiece.
 
 use std::collections::HashMap;
 
@@ -33,6 +33,8 @@ enum Kind {
     ByteLevel(&'static PreTokenizer),
     /// BPE whose merges follow from scores (`llama`, SentencePiece).
     SentencePiece,
+    /// WordPiece (`bert`).
+    WordPiece,
 }
 
 impl<'m> Vocabulary<'m> {
@@ -54,11 +56,12 @@ impl<'m> Vocabulary<'m> {
                 Kind::ByteLevel(found)
             }
             Some("llama") => Kind::SentencePiece,
+            Some("bert") => Kind::WordPiece,
             other => {
                 return Err(Error::UnservedTokenizer {
                     key: "tokenizer.ggml.model",
                     got: other.unwrap_or_default().to_owned(),
-                    served: vec!["gpt2", "llama"],
+                    served: vec!["gpt2", "llama", "bert"],
                 });
             }
         };
@@ -70,6 +73,8 @@ impl<'m> Vocabulary<'m> {
         let by_default = match self.kind {
             Kind::ByteLevel(pre) => pre.adds_bos,
             Kind::SentencePiece => true,
+            // Its template adds CLS and SEP.
+            Kind::WordPiece => return false,
         };
         flag(self.model, "add_bos_token").unwrap_or(by_default)
     }
@@ -94,6 +99,7 @@ impl<'m> Vocabulary<'m> {
         let mut json = match self.kind {
             Kind::ByteLevel(pre) => self.byte_level(pre)?,
             Kind::SentencePiece => self.sentence_piece()?,
+            Kind::WordPiece => return self.word_piece(),
         };
         json["model"]["type"] = "BPE".into();
         json["model"]["vocab"] = vocabulary.into();
@@ -152,6 +158,48 @@ impl<'m> Vocabulary<'m> {
                 "byte_fallback": true,
                 "fuse_unk": true,
                 "ignore_merges": false,
+            },
+        }))
+    }
+
+    /// WordPiece, whose words begin with `▁` in GGUF, and whose other pieces begin with `##` in `tokenizer.json`.
+    fn word_piece(&self) -> Result<Value, Error> {
+        let text = |token: &String| match token.strip_prefix('▁') {
+            Some(word) => word.to_owned(),
+            None if token.starts_with('[') && token.ends_with(']') => token.clone(),
+            None => format!("##{token}"),
+        };
+        let tokens: Vec<String> = self.tokens.iter().map(text).collect();
+        let named = |key: &str, default: u64| {
+            let id = number(self.model, key).unwrap_or(default);
+            let token = usize::try_from(id).ok().and_then(|id| tokens.get(id));
+            let missing = || Error::NoTokenizer { expected: format!("token {id} (`tokenizer.ggml.{key}`)") };
+            token.map(|token| (id, token.as_str())).ok_or_else(missing)
+        };
+        let (cls, sep) = (named("cls_token_id", 101)?, named("seperator_token_id", 102)?);
+        let (_, unknown) = named("unknown_token_id", 100)?;
+        let token = |(_, text): (u64, &str)| json!({ "SpecialToken": { "id": text, "type_id": 0 } });
+        let entry = |(id, text): (u64, &str)| json!({ "id": text, "ids": [id], "tokens": [text] });
+        let sequence = |name: &str| json!({ "Sequence": { "id": name, "type_id": 0 } });
+        let vocabulary: Map<String, Value> = tokens.iter().cloned().zip((0..).map(|id: u32| id.into())).collect();
+        Ok(json!({
+            "version": "1.0",
+            "added_tokens": self.added_tokens(),
+            "normalizer": {
+                "type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true, "strip_accents": null,
+                "lowercase": true,
+            },
+            "pre_tokenizer": { "type": "BertPreTokenizer" },
+            "post_processor": {
+                "type": "TemplateProcessing",
+                "single": [token(cls), sequence("A"), token(sep)],
+                "pair": [token(cls), sequence("A"), token(sep), sequence("B"), token(sep)],
+                "special_tokens": { cls.1: entry(cls), sep.1: entry(sep) },
+            },
+            "decoder": { "type": "WordPiece", "prefix": "##", "cleanup": true },
+            "model": {
+                "type": "WordPiece", "vocab": vocabulary, "unk_token": unknown, "continuing_subword_prefix": "##",
+                "max_input_chars_per_word": 100,
             },
         }))
     }

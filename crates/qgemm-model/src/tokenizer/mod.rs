@@ -67,6 +67,16 @@ impl Tokenizer {
         Ok(Self { inner, absent_id, bos_to_add, end_ids, bos_text, eos_text }.with_end_texts())
     }
 
+    /// The tokenizer of an encoder: without padding, and texts cut to `most` tokens.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`].
+    pub(crate) fn of_encoder(mut self, most: usize) -> Result<Self, Error> {
+        let cut = tokenizers::TruncationParams { max_length: most, ..tokenizers::TruncationParams::default() };
+        self.inner.with_padding(None).with_truncation(Some(cut)).map_err(Error::tokenizer)?;
+        Ok(self)
+    }
+
     fn with_end_texts(mut self) -> Self {
         let added = self.inner.get_added_vocabulary();
         let special = |text: &&str| self.inner.token_to_id(text).filter(|_| added.is_special_token(text));

@@ -181,16 +181,7 @@ fn metadata(header: &mut GgufHeader, recipe: &Recipe) {
 
 /// Writes a model as a checkpoint folder of `transformers`, in f32.
 pub fn write_safetensors(folder: &Path, recipe: &Recipe) {
-    let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
-    for tensor in tensors(recipe).into_iter().flat_map(of_transformers) {
-        let begin = data.len();
-        data.extend(bytes(&tensor.values));
-        let entry = serde_json::json!({ "dtype": "F32", "shape": tensor.shape, "data_offsets": [begin, data.len()] });
-        header.insert(tensor.name, entry);
-    }
-    let header = serde_json::Value::from(header).to_string().into_bytes();
-    let file = [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat();
-    fs::write(folder.join("model.safetensors"), file).expect("writable");
+    write_checkpoint(folder, tensors(recipe).into_iter().flat_map(of_transformers));
     let mut config = serde_json::json!({
         "model_type": recipe.model_type(), "hidden_size": HIDDEN, "intermediate_size": INTERMEDIATE,
         "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM,
@@ -212,6 +203,20 @@ pub fn write_safetensors(folder: &Path, recipe: &Recipe) {
     fs::write(folder.join("tokenizer.json"), tokenizer_json().to_string()).expect("writable");
     let tokenizer_config = serde_json::json!({ "eos_token": { "content": "<|im_end|>" }, "chat_template": TEMPLATE });
     fs::write(folder.join("tokenizer_config.json"), tokenizer_config.to_string()).expect("writable");
+}
+
+/// Writes tensors as `model.safetensors`, in f32.
+pub fn write_checkpoint(folder: &Path, tensors: impl IntoIterator<Item = Tensor>) {
+    let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
+    for tensor in tensors {
+        let begin = data.len();
+        data.extend(bytes(&tensor.values));
+        let entry = serde_json::json!({ "dtype": "F32", "shape": tensor.shape, "data_offsets": [begin, data.len()] });
+        header.insert(tensor.name, entry);
+    }
+    let header = serde_json::Value::from(header).to_string().into_bytes();
+    let file = [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat();
+    fs::write(folder.join("model.safetensors"), file).expect("writable");
 }
 
 fn tokenizer_json() -> serde_json::Value {
@@ -278,6 +283,7 @@ fn vocabulary() -> Vec<String> {
     characters.into_iter().chain(SPECIAL.map(str::to_owned)).collect()
 }
 
-fn bytes(values: &[f32]) -> Vec<u8> {
+/// Values in f32.
+pub fn bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|v| v.to_le_bytes()).collect()
 }

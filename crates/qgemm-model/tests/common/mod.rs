@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test uses some of it")]
 
 pub mod checkpoint;
+pub mod encoder;
 pub mod reference;
 
 use std::collections::BTreeMap;
