@@ -2,8 +2,9 @@
 
 use std::marker::PhantomData;
 
+use bytemuck::AnyBitPattern;
 use qgemm_formats::DType;
-use qgemm_hal::{BufferRef, Dense, DeviceId, HalError, HostMemory};
+use qgemm_hal::{BufferRef, Dense, DeviceId, HalError, HostMemory, Operand, Operands};
 
 use crate::convert;
 use crate::simd::Simd;
@@ -280,6 +281,22 @@ impl<'a> OutputBatch<'a> {
 /// [`HalError::WrongDevice`].
 pub fn host_bytes<'a>(view: BufferRef<'a>, what: &'static str) -> Result<&'a [u8], HalError> {
     HostMemory::of_device(DeviceId::CPU, view, what)
+}
+
+/// The `count` values of a read operand.
+pub fn read<'a, T: AnyBitPattern>(
+    operands: &mut Operands<'a>,
+    operand: impl Operand,
+    count: usize,
+) -> Result<&'a [T], HalError> {
+    let (what, end) = (operand.name(), count * size_of::<T>());
+    let bytes = host_bytes(operands.take(operand).ok_or(absent(what, end))?, what)?;
+    let len = bytes.len();
+    let bytes = bytes.get(..end).ok_or(HalError::OutOfBounds { what, start: 0, end, len })?;
+    bytemuck::try_cast_slice(bytes).map_err(|_| {
+        let why = "its address is no multiple of 4".into();
+        HalError::Unsupported { device: DeviceId::CPU, what: what.into(), why }
+    })
 }
 
 /// Input plane: rows of bytes.

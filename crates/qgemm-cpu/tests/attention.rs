@@ -1,8 +1,14 @@
-//! Bits of attention on the CPU: a query's result depends on neither the
-//! other queries, nor the number of threads.
+//! Attention on the CPU: a query's bits depend on neither the other
+//! queries, nor the number of threads; every vector level is right.
+
+use std::sync::Arc;
 
 use half::f16;
 use qgemm_api::{Attention, AttentionArgs, Buffer, Context, DType, Keys, KvFormat, Queries, cpu};
+use qgemm_cpu::CpuDevice;
+use qgemm_cpu::rayon::ThreadPoolBuilder;
+use qgemm_hal::SimdLevel;
+use qgemm_testkit::{Selection, Verdict, suite};
 
 const HEADS: usize = 6;
 const KV_HEADS: usize = 2;
@@ -76,4 +82,25 @@ fn only_work_that_is_shared_expects_to_wake_threads() {
     let (small, wake_up) = expected(7, 16);
     assert!(small < wake_up, "{small}");
     assert!(expected(7, 100_000).0 > wake_up);
+}
+
+#[test]
+fn random_cases_pass_at_every_vector_level() {
+    let wanted = Selection::default();
+    let levels = SimdLevel::ALL.into_iter().filter(|level| level.is_available());
+    for (i, level) in levels.enumerate() {
+        let threads = [3, 1][i % 2];
+        let pool = ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
+        let device = CpuDevice::new().with_pool(Arc::new(pool)).with_simd(level).expect("an available level");
+        let ctx = Context::from_device(Arc::new(device));
+        for operation in ["attention", "kv_append", "norm"] {
+            let suite = suite(operation).expect("an operation with a suite");
+            for seed in 0..60 {
+                let outcome = suite.random_case(&wanted, 1000 * i as u64 + seed).run(&ctx);
+                if let Verdict::Fail(failure) = outcome.verdict {
+                    panic!("{} on {threads} threads, seed {seed}: {}: {failure}", level.name(), outcome.case);
+                }
+            }
+        }
+    }
 }

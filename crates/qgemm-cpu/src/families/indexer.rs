@@ -17,9 +17,8 @@ use qgemm_hal::{
 };
 use rayon::prelude::*;
 
-use super::attention::read;
 use crate::arena;
-use crate::operand::{absent, host_bytes};
+use crate::operand::{absent, host_bytes, read};
 use crate::pool::Pool;
 use crate::processor::Processor;
 use crate::simd::{LANES, Simd};

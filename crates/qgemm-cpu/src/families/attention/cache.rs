@@ -68,20 +68,23 @@ impl<'a> Cache<'a> {
         places.map(|place| place.map_or(ABSENT, |(page, row)| self.at(page, row, 0)))
     }
 
-    /// Loads keys of a head as `out[feature][key]`, features [`TILE_KEYS`] apart,
-    /// and prefetches those of the next tile. Absent keys are zeros.
+    /// Loads keys of a head as `out[feature][key]`, features
+    /// [`TILE_KEYS`] apart. Prefetches the next tile.
+    /// Absent keys are zeros.
     pub fn load_keys(&self, simd: &Simd, rows: [&[usize]; 2], head: usize, staged: &mut [f32], out: &mut [f32]) {
         simd.load_keys(self.format, &self.rows(rows, head, staged)[..rows[0].len()], self.columns, out);
     }
 
-    /// Loads values of a head as `out[key][feature]`, rows padded to whole
-    /// vectors, and prefetches those of the next tile. Absent values are zeros.
+    /// Loads values of a head as `out[key][feature]`, rows
+    /// padded to whole vectors. Prefetches the next tile.
+    /// Absent values are zeros.
     pub fn load_values(&self, simd: &Simd, rows: [&[usize]; 2], head: usize, staged: &mut [f32], out: &mut [f32]) {
         simd.load_values(self.format, &self.rows(rows, head, staged)[..rows[0].len()], self.columns, out);
     }
 
-    /// Rows of a tile and of the next one, for a head. Kernels read whole
-    /// vectors, so rows too close to the operand's end are copied to `staged`.
+    /// Rows of a tile and of the next one.
+    /// Kernels read whole vectors, so rows too close to
+    /// the operand's end are copied to `staged`.
     fn rows<'t>(&'t self, [rows, next]: [&[usize]; 2], head: usize, staged: &'t mut [f32]) -> [KvRow<'t>; TILE_KEYS] {
         let of_head = self.at(0, 0, head);
         let bytes = readable(self.format, self.columns);

@@ -1,5 +1,5 @@
-//! What the planner assumes of a launch. Figures are those of a Zen 4
-//! core; other vector levels differ less than machines do.
+//! Cost model of a launch. Figures are those of a
+//! Zen 4 core; vector levels differ less than machines do.
 
 use qgemm_hal::{CheckedAttention, DeviceInfo, Operation};
 

@@ -16,10 +16,15 @@ use super::cost::SERIAL;
 use super::keys::{Index, Mask, Sequence};
 use super::rows::{Block, CHUNK_KEYS, MOST_ROWS, scratch_len};
 use super::softmax::Softmax;
-use super::{CpuAttention, read};
 use crate::arena;
 use crate::convert;
-use crate::operand::{absent, host_bytes};
+use crate::operand::{absent, host_bytes, read};
+use crate::simd::Simd;
+
+/// Query blocks of the longest sequence.
+pub(super) fn blocks(op: &CheckedAttention) -> usize {
+    (op.most_queries() * op.group()).div_ceil(MOST_ROWS)
+}
 
 /// Tasks of a thread with which threads end at
 /// about the same time.
@@ -27,7 +32,8 @@ const ENOUGH_TASKS: usize = 4;
 
 /// An operation with bound operands.
 pub(super) struct Job<'a> {
-    attention: &'a CpuAttention,
+    op: &'a CheckedAttention,
+    simd: &'static Simd,
     q: &'a [u8],
     k: Cache<'a>,
     v: Cache<'a>,
@@ -40,9 +46,8 @@ pub(super) struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
-    pub fn new(attention: &'a CpuAttention, mut operands: Operands<'a>) -> Result<Self, HalError> {
+    pub fn new(op: &'a CheckedAttention, simd: &'static Simd, mut operands: Operands<'a>) -> Result<Self, HalError> {
         use AttentionOperand as O;
-        let op = &attention.op;
         let mut bytes = |operand: O| -> Result<&'a [u8], HalError> {
             host_bytes(operands.take(operand).ok_or(absent(operand.name(), 1))?, operand.name())
         };
@@ -91,12 +96,12 @@ impl<'a> Job<'a> {
         }
         let d = written(O::D, row_end(&op.d, op, op.v_dim))?;
         let lse = if op.lse { Some(written(O::Lse, op.tokens * op.heads * size_of::<f32>())?) } else { None };
-        Ok(Self { attention, q, k, v, k_factors, v_factors, index, mask, d, lse })
+        Ok(Self { op, simd, q, k, v, k_factors, v_factors, index, mask, d, lse })
     }
 
     /// Whether the work takes longer than waking other threads.
     pub fn is_worth_sharing(&self) -> bool {
-        let op = &self.attention.op;
+        let op = self.op;
         let keys_of = |sequence: usize| {
             let Sequence { queries, keys, .. } = self.index.sequence(&op.addressing(), sequence);
             queries as f64 * op.window.map_or(keys, |window| keys.min(window)) as f64
@@ -126,7 +131,7 @@ impl<'a> Job<'a> {
 
     /// Chunks of the keys of the longest sequence.
     fn chunks(&self) -> usize {
-        let op = &self.attention.op;
+        let op = self.op;
         let keys = (0..op.sequences).map(|sequence| self.index.sequence(&op.addressing(), sequence).keys);
         keys.max().unwrap_or(0).div_ceil(CHUNK_KEYS)
     }
@@ -134,7 +139,7 @@ impl<'a> Job<'a> {
     /// KV heads of a task: all whose rows it has room for, or fewer,
     /// so that threads have enough tasks.
     fn heads_at_once(&self, threads: usize, chunks: usize) -> usize {
-        let op = &self.attention.op;
+        let op = self.op;
         let rows = (op.most_queries() * op.group()).max(1);
         let mut heads = (MOST_ROWS / rows).clamp(1, op.kv_heads);
         while threads > 1 && heads > 1 && self.tasks(heads) * chunks < ENOUGH_TASKS * threads {
@@ -145,13 +150,13 @@ impl<'a> Job<'a> {
 
     /// Tasks with `heads` KV heads each.
     fn tasks(&self, heads: usize) -> usize {
-        let op = &self.attention.op;
-        op.sequences * op.kv_heads.div_ceil(heads) * self.attention.blocks()
+        let op = self.op;
+        op.sequences * op.kv_heads.div_ceil(heads) * blocks(op)
     }
 
     /// Split-KV: chunks of keys are tasks, whose results are merged in order.
     fn run_split(&self, heads: usize, tasks: Range<usize>, chunks: usize) {
-        let op = &self.attention.op;
+        let op = self.op;
         // A row of partial results: row_max, row_sum, sums.
         let (v_dim, row_len) = (op.v_dim, op.v_dim + 2);
         let of_chunk = heads * MOST_ROWS.min(op.most_queries() * op.group()) * row_len;
@@ -185,8 +190,8 @@ impl<'a> Job<'a> {
 
     /// Sequence, KV heads and rows of a task.
     fn block_of(&self, heads: usize, task: usize) -> (Sequence, Range<usize>, Range<usize>) {
-        let CpuAttention { op, .. } = self.attention;
-        let (blocks, groups) = (self.attention.blocks(), op.kv_heads.div_ceil(heads));
+        let op = self.op;
+        let (blocks, groups) = (blocks(op), op.kv_heads.div_ceil(heads));
         let (group, block) = (task / blocks, task % blocks);
         let sequence = self.index.sequence(&op.addressing(), group / groups);
         let first_head = group % groups * heads;
@@ -207,7 +212,7 @@ impl<'a> Job<'a> {
         chunks: Range<usize>,
         mut done: impl FnMut(usize, Row, &mut [f32], Softmax),
     ) {
-        let CpuAttention { op, simd, .. } = self.attention;
+        let Self { op, simd, .. } = *self;
         let (sequence, heads, rows) = self.block_of(heads, task);
         if rows.is_empty() {
             return;
@@ -246,7 +251,7 @@ impl<'a> Job<'a> {
 
     /// Writes a row's results. No other task writes them.
     fn store(&self, row: Row, values: &[f32], log_sum: f32) {
-        let op = &self.attention.op;
+        let op = self.op;
         let Row { token, head, .. } = row;
         let element = token * op.d.token_stride as usize + head * op.d.head_stride as usize;
         // SAFETY: tasks share no row: no token belongs to two sequences

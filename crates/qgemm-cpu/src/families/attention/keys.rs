@@ -53,8 +53,8 @@ impl Index<'_> {
         Sequence { index, token, queries: queries.min(most), row, keys: keys.min(op.most_keys) }
     }
 
-    /// Places of the keys from `first` on. Keys past the
-    /// sequence have none. Returns a bit for each place.
+    /// Pages and rows of the keys from `first` on, none
+    /// past the sequence. Returns a bit for each key.
     pub(super) fn places(&self, paging: Paging, of: &Sequence, first: usize, out: &mut [Place; TILE_KEYS]) -> u64 {
         let mut there = 0;
         let count = of.keys.saturating_sub(first).min(TILE_KEYS);

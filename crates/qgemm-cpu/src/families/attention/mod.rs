@@ -3,7 +3,7 @@
 //! | file | role |
 //! |---|---|
 //! | `job.rs` | operands of a launch, its tasks, results |
-//! | `cost.rs` | what the planner assumes |
+//! | `cost.rs` | the planner's cost model |
 //! | `keys.rs` | sequences, pages, visible keys |
 //! | `cache.rs` | tiles of keys and values in f32 |
 //! | `rows.rs` | products, softmax and weighted values of a block of rows |
@@ -18,14 +18,12 @@ mod softmax;
 
 use std::sync::Arc;
 
-use bytemuck::AnyBitPattern;
 use qgemm_hal::{
     AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, CheckedAttention, Device, DeviceId, DeviceInfo,
-    Families, Family, Geometry, HalError, HostStream, Kernel, KernelId, LaunchSequence, LaunchStep, Math, Operand,
-    Operands, Spec, Stream, Unsupported,
+    Families, Family, Geometry, HalError, HostStream, Kernel, KernelId, LaunchSequence, LaunchStep, Math, Operands,
+    Spec, Stream, Unsupported,
 };
 
-use crate::operand::{absent, host_bytes};
 use crate::pool::Pool;
 use crate::processor::Processor;
 use crate::simd::{Simd, TILE_KEYS};
@@ -74,7 +72,7 @@ impl Family<CheckedAttention> for AttentionFamily {
     ) -> Result<LaunchSequence, HalError> {
         let cpu = Processor::of(device)?;
         let kernel = CpuAttention { op: op.clone(), simd: cpu.simd(), pool: cpu.pool().clone() };
-        let tasks = u32::try_from(op.sequences * op.kv_heads * kernel.blocks()).unwrap_or(u32::MAX);
+        let tasks = u32::try_from(op.sequences * op.kv_heads * job::blocks(op)).unwrap_or(u32::MAX);
         let geometry = Geometry { grid: [tasks, 1, 1], threads: 1, shared_bytes: 0 };
         let step = LaunchStep::new::<AttentionOperand>(plan.config.kernel, geometry, Arc::new(kernel)).of_operation();
         Ok(LaunchSequence::new::<AttentionOperand>("attention", vec![step]))
@@ -92,13 +90,6 @@ struct CpuAttention {
     pool: Pool,
 }
 
-impl CpuAttention {
-    /// Query blocks of the longest sequence.
-    fn blocks(&self) -> usize {
-        (self.op.most_queries() * self.op.group()).div_ceil(MOST_ROWS)
-    }
-}
-
 impl std::fmt::Debug for CpuAttention {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("CpuAttention").field("op", &self.op).finish_non_exhaustive()
@@ -108,24 +99,8 @@ impl std::fmt::Debug for CpuAttention {
 impl Kernel for CpuAttention {
     fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
         HostStream::check(DeviceId::CPU, stream)?;
-        let job = Job::new(self, operands)?;
+        let job = Job::new(&self.op, self.simd, operands)?;
         self.pool.share(job.is_worth_sharing(), |threads| job.run(threads));
         Ok(())
     }
-}
-
-/// The `count` values of a read operand.
-pub(super) fn read<'a, T: AnyBitPattern>(
-    operands: &mut Operands<'a>,
-    operand: impl Operand,
-    count: usize,
-) -> Result<&'a [T], HalError> {
-    let (what, end) = (operand.name(), count * size_of::<T>());
-    let bytes = host_bytes(operands.take(operand).ok_or(absent(what, end))?, what)?;
-    let len = bytes.len();
-    let bytes = bytes.get(..end).ok_or(HalError::OutOfBounds { what, start: 0, end, len })?;
-    bytemuck::try_cast_slice(bytes).map_err(|_| {
-        let why = "its address is no multiple of 4".into();
-        HalError::Unsupported { device: DeviceId::CPU, what: what.into(), why }
-    })
 }

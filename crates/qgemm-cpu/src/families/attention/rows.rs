@@ -14,9 +14,9 @@ use crate::simd::{Extent, LANES, Panel, Simd, TILE_KEYS};
 /// share a KV head, for one KV head or several.
 pub(super) const MOST_ROWS: usize = 64;
 
-/// Keys whose softmax is computed from the beginning. States of chunks are
-/// merged in order, so the bits of a row do not depend on
-/// which threads have which chunks.
+/// Keys of a chunk. States of chunks are merged in
+/// order, so bits do not depend on which threads
+/// have which chunks.
 pub(super) const CHUNK_KEYS: usize = 512;
 
 const _: () = assert!(CHUNK_KEYS.is_multiple_of(TILE_KEYS));
@@ -101,9 +101,10 @@ impl<'a> States<'a> {
 }
 
 impl Block<'_> {
-    /// Attention of the rows to the keys of these chunks. `load` loads the query
-    /// of a head and row as f32. `store` gets the number of each row in the task, its
-    /// head and row, its weighted sums and its softmax state.
+    /// Attention of the rows to the keys of these chunks.
+    /// `load` loads the query of a head and row as
+    /// f32. `store` gets the number of each row in the
+    /// task, its head and row, its sums and its state.
     pub fn attend(
         &self,
         chunks: Range<usize>,

@@ -20,8 +20,7 @@ use qgemm_hal::{
 use rayon::prelude::*;
 
 use super::attention::keys::{Index, Sequence};
-use super::attention::read;
-use crate::operand::{absent, host_bytes};
+use crate::operand::{absent, host_bytes, read};
 use crate::pool::Pool;
 use crate::processor::Processor;
 use crate::simd::Simd;
