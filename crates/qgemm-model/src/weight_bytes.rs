@@ -10,7 +10,7 @@ use crate::hyperparameters::{ExpertNumbers, Hyperparameters};
 pub struct WeightBytes {
     /// Read by every step.
     shared: u64,
-    /// Of all experts.
+    /// Bytes that every step reads.
     experts: u64,
     numbers: Option<ExpertNumbers>,
 }
