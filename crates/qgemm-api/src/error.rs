@@ -116,6 +116,14 @@ pub enum Error {
         /// Experts.
         experts: usize,
     },
+    /// A row of logits has no token. It is the first such row.
+    #[error("row {row}: {fault}")]
+    NotSampled {
+        /// The row.
+        row: usize,
+        /// Reason.
+        fault: crate::sampling::SamplingFault,
+    },
     /// An id of [`GatherRows`](crate::GatherRows) is outside the
     /// weight. It is the first in order of rows.
     #[error("row {row}: expected an id from 0 to {}, got {id}", .rows - 1)]
@@ -595,6 +603,22 @@ pub enum Error {
     CallersStep {
         /// The step.
         step: String,
+    },
+    /// A rotary embedding was given another number of factors than pairs.
+    #[error("factors of rotary frequencies: expected {expected}, one a pair, got {got}")]
+    RotaryFactors {
+        /// Pairs.
+        expected: usize,
+        /// Given factors.
+        got: usize,
+    },
+    /// An operation of a plan was run without one of its weights.
+    #[error("{op}: no {what} was given: `OpWeights` holds what an operation needs beside its arena")]
+    MissingWeight {
+        /// Weight, weights of experts, or gamma.
+        what: &'static str,
+        /// The operation.
+        op: String,
     },
     /// A region of a plan's arena was overrun.
     #[error("{op}: byte {byte} behind the {len} bytes of `{region}` was overwritten")]

@@ -1,10 +1,10 @@
 //! Fused weights ([`FusedWeight`]): several weights of one X (e.g. Q, K and V) as
-//! segments of one weight, with separate outputs.
+//! segments with separate outputs.
 
 use std::fmt;
 use std::ops::Range;
 
-use qgemm_formats::{DType, HostWeight};
+use qgemm_formats::{DType, FormatError, HostWeight};
 use qgemm_hal::{BufferMut, BufferRef, GemmOperand, Operand, Segment, Stream, WorkspaceLayout};
 use qgemm_sched::SchedError;
 
@@ -19,32 +19,50 @@ use crate::workspace::Workspace;
 /// Alignment of workspace regions.
 const ALIGNMENT: usize = 256;
 
-/// Weights of the same input, concatenated to one; made by [`Context::load_fused`].
+/// Weights of the same input as segments; made by [`Context::load_fused`].
 ///
-/// [`FusedWeight::weight`] is an ordinary weight with one product. If a token's
-/// outputs are contiguous, its product suffices: [`FusedWeight::columns`] gives
-/// the columns of a segment, as a strided view of D. [`FusedProblem`] writes
-/// outputs to separate buffers.
+/// Neighbours of one format are one weight, with one product. Where all are,
+/// [`FusedWeight::weight`] is an ordinary weight: if a token's outputs are contiguous, its
+/// product suffices, and [`FusedWeight::columns`] gives the columns of a segment, as a
+/// strided view of D. [`FusedProblem`] writes outputs to separate buffers.
 #[derive(Clone, Debug)]
 pub struct FusedWeight {
-    weight: Weight,
+    /// Weights of neighbours, each with its segments.
+    groups: Vec<(Weight, Range<usize>)>,
     /// End of each segment.
     ends: Vec<usize>,
 }
 
 impl FusedWeight {
     pub(crate) fn load(ctx: &Context, parts: &[&HostWeight]) -> Result<Self, Error> {
-        let weight = ctx.load(&HostWeight::concat_rows(parts)?)?;
+        let (first, others) = parts.split_first().ok_or(FormatError::NoParts)?;
+        let of_other_k = others.iter().position(|part| part.k() != first.k());
+        if let Some(other) = of_other_k {
+            let (first, got) = (first.k().to_string(), others[other].k().to_string());
+            return Err(FormatError::PartMismatch { what: "K", number: other + 2, first, got }.into());
+        }
+        let mut groups = Vec::new();
+        let mut start = 0;
+        while start < parts.len() {
+            let (weight, end) = longest_group(&parts[start..])?;
+            groups.push((ctx.load(&weight)?, start..start + end));
+            start += end;
+        }
         let ends = parts.iter().scan(0, |end, part| {
             *end += part.n();
             Some(*end)
         });
-        Ok(Self { weight, ends: ends.collect() })
+        Ok(Self { groups, ends: ends.collect() })
     }
 
-    /// Concatenated weight of all segments.
-    pub fn weight(&self) -> &Weight {
-        &self.weight
+    /// The weight of all segments. `None` where their formats or column orders differ.
+    pub fn weight(&self) -> Option<&Weight> {
+        if let [(weight, _)] = &self.groups[..] { Some(weight) } else { None }
+    }
+
+    /// Weights of neighbours of one format, in order.
+    pub fn weights(&self) -> impl Iterator<Item = &Weight> {
+        self.groups.iter().map(|(weight, _)| weight)
     }
 
     /// Number of segments.
@@ -52,11 +70,20 @@ impl FusedWeight {
         self.ends.len()
     }
 
-    /// Output features of a segment within the concatenated weight. `None` beyond the last.
+    /// Output features of a segment among those of all. `None` beyond the last.
     pub fn columns(&self, segment: usize) -> Option<Range<usize>> {
         let end = *self.ends.get(segment)?;
         Some(segment.checked_sub(1).map_or(0, |before| self.ends[before])..end)
     }
+}
+
+/// Weight of as many first parts as can be one, and their number.
+fn longest_group(parts: &[&HostWeight]) -> Result<(HostWeight, usize), FormatError> {
+    let fits = |count: &usize| match HostWeight::concat_rows(&parts[..*count]) {
+        Err(FormatError::PartMismatch { .. } | FormatError::PartEndsInScale { .. }) => None,
+        other => Some(other.map(|weight| (weight, *count))),
+    };
+    (1..=parts.len()).rev().find_map(|count| fits(&count)).unwrap_or(Err(FormatError::NoParts))
 }
 
 /// Output of a segment.
@@ -71,7 +98,8 @@ struct Output {
 /// Product of X with a [`FusedWeight`], with one output per segment; for
 /// [`Context::plan_fused`](crate::Context::plan_fused).
 ///
-/// Outputs are rounded once. The launches depend on the device:
+/// Outputs are rounded once. Each weight of [`FusedWeight::weights`] has launches of its own,
+/// which depend on the device:
 ///
 /// - CPU: one launch.
 /// - wgpu: one dispatch per segment, because kernels have one output.
@@ -97,7 +125,8 @@ impl FusedProblem {
     /// the type of X and no gaps.
     pub fn new(weight: &FusedWeight, m: usize, x: DType) -> Self {
         let nothing = Output { dtype: None, row_stride: None, alignment: WIDE_ACCESS };
-        let each = Problem::new(weight.weight(), m).x_dtype(x);
+        // Each group of segments gets its weight when it is planned.
+        let each = Problem::new(&weight.groups[0].0, m).x_dtype(x);
         let outputs = vec![nothing; weight.segments()];
         Self { weight: weight.clone(), m, x_dtype: x, each, outputs, unknown: None }
     }
@@ -105,7 +134,7 @@ impl FusedProblem {
     /// Sets the other options of the product: `problem.each(|p| p.bias(DType::F32))`.
     ///
     /// A bias is that of all segments, concatenated. C and the residual have one column per
-    /// output feature of all segments.
+    /// output feature of all segments; segments of several weights have neither.
     pub fn each(mut self, state: impl FnOnce(Problem) -> Problem) -> Self {
         self.each = state(self.each);
         self
@@ -139,10 +168,29 @@ impl FusedProblem {
 /// [`Context::plan_fused`](crate::Context::plan_fused).
 #[derive(Debug)]
 pub struct FusedPlan {
-    product: Plan,
+    groups: Vec<GroupPlan>,
     segments: usize,
+}
+
+/// Plan of the segments of one weight.
+#[derive(Debug)]
+struct GroupPlan {
+    product: Plan,
+    segments: Range<usize>,
+    /// Output features among those of all segments.
+    columns: Range<usize>,
     /// Copy steps, if the product does not write the outputs itself.
     copies: Option<Copies>,
+}
+
+/// Weight of a group, and what its outputs are.
+struct Group<'p> {
+    ctx: &'p Context,
+    problem: &'p FusedProblem,
+    each: Problem,
+    weight: &'p Weight,
+    segments: Range<usize>,
+    dtypes: &'p [DType],
 }
 
 /// Conversions from the product's result to the outputs.
@@ -254,60 +302,117 @@ impl FusedPlan {
         if let &Some(got) = unknown {
             return Err(Error::OutOfRange { name: "segment", least: 0, most: segments - 1, got });
         }
+        let refused = |what, why| Err(Error::NotForFused { what, why });
         let op = each.check()?;
-        if op.d.row_stride != weight.weight().n() as u64 {
-            return Err(Error::NotForFused { what: "a row stride of D", why: "state it for each output" });
+        if op.d.row_stride != weight.groups[0].0.n() as u64 {
+            return refused("a row stride of D", "state it for each output");
         }
         if op.residual_in_d {
-            return Err(Error::NotForFused {
-                what: "a residual in D",
-                why: "give the residual as an operand of its own",
-            });
+            return refused("a residual in D", "give the residual as an operand of its own");
+        }
+        if weight.groups.len() > 1 && (op.c.is_some() || op.residual.is_some()) {
+            return refused("C or a residual", "the segments have weights of several formats");
         }
         let dtypes: Vec<DType> = outputs.iter().map(|output| output.dtype.unwrap_or(*x_dtype)).collect();
-        let (_, borders) = weight.ends.split_last().unwrap_or((&0, &[]));
-        let is_direct = segments <= Segment::MOST && borders.iter().all(|border| border.is_multiple_of(Segment::STEP));
-        match is_direct.then(|| Self::direct(ctx, problem, &dtypes)) {
+        let group = |(weight, segments): &(Weight, Range<usize>)| {
+            let (dtypes, segments) = (&dtypes[segments.clone()], segments.clone());
+            Group { ctx, problem, each: each.clone().with_weight(weight), weight, segments, dtypes }.plan()
+        };
+        Ok(Self { groups: weight.groups.iter().map(group).collect::<Result<_, _>>()?, segments })
+    }
+
+    /// Required workspace in bytes.
+    pub fn workspace_bytes(&self) -> usize {
+        self.groups.iter().map(GroupPlan::workspace_bytes).max().unwrap_or(0)
+    }
+
+    /// Plans of the products, one for each of [`FusedWeight::weights`].
+    pub fn products(&self) -> impl Iterator<Item = &Plan> {
+        self.groups.iter().map(|group| &group.product)
+    }
+
+    /// Submits the products and their copy steps to `stream`. Like [`Plan::run`] it allocates
+    /// nothing, waits for nothing and takes no lock.
+    ///
+    /// # Errors
+    /// As [`Plan::run`]. [`Error::OutputsMismatch`] when there is not one
+    /// output per segment. With copy steps or several weights, an output that does not fit and
+    /// later ones are not written.
+    pub fn run(&self, stream: &Stream, args: FusedArgs<'_>) -> Result<(), Error> {
+        let FusedArgs { x, w, outputs, workspace, c, bias, token_scale, residual, gamma, beta } = args;
+        let (expected, got) = (self.segments, outputs.len());
+        if expected != got || w.groups.len() != self.groups.len() {
+            return Err(Error::OutputsMismatch { expected, got });
+        }
+        for (group, (weight, _)) in self.groups.iter().zip(&w.groups) {
+            let bias = bias.map(|bias| group.part_of(bias)).transpose()?;
+            let optional = [c, bias, token_scale, residual, gamma, beta];
+            group.run(stream, (x, weight), &mut outputs[group.segments.clone()], optional, workspace)?;
+        }
+        Ok(())
+    }
+}
+
+impl Group<'_> {
+    fn plan(&self) -> Result<GroupPlan, Error> {
+        let starts = self.segments.clone().skip(1).map(|segment| self.columns(segment).start);
+        let is_direct =
+            self.segments.len() <= Segment::MOST && starts.into_iter().all(|start| start.is_multiple_of(Segment::STEP));
+        match is_direct.then(|| self.direct()) {
             // Most CUDA kernels have one output.
-            None | Some(Err(Error::Plan(SchedError::NoFamily { .. }))) => Self::with_copies(ctx, problem, &dtypes),
+            None | Some(Err(Error::Plan(SchedError::NoFamily { .. }))) => self.with_copies(),
             Some(direct) => direct,
         }
     }
 
+    /// Output features of a segment within those of the weight.
+    fn columns(&self, segment: usize) -> Range<usize> {
+        let columns = self.problem.weight.columns(segment).unwrap_or_default();
+        let first = self.problem.weight.columns(self.segments.start).unwrap_or_default().start;
+        columns.start - first..columns.end - first
+    }
+
+    /// Output features of the weight among those of all segments.
+    fn all_columns(&self) -> Range<usize> {
+        let first = self.problem.weight.columns(self.segments.start).unwrap_or_default().start;
+        first..first + self.weight.n()
+    }
+
     /// Plan whose product writes each output itself.
-    fn direct(ctx: &Context, problem: &FusedProblem, dtypes: &[DType]) -> Result<Self, Error> {
-        let FusedProblem { weight, m, each, outputs, .. } = problem;
+    fn direct(&self) -> Result<GroupPlan, Error> {
+        let FusedProblem { m, outputs, .. } = self.problem;
+        let outputs = &outputs[self.segments.clone()];
         let segment = |(i, operand): (usize, GemmOperand)| {
-            let columns = weight.columns(i).unwrap_or_default();
+            let columns = self.columns(self.segments.start + i);
             let Output { row_stride, alignment, .. } = outputs[i];
-            let (name, dtype) = (operand.name(), dtypes[i]);
+            let (name, dtype) = (operand.name(), self.dtypes[i]);
             let d = Stored { name, rows: *m, columns: columns.len(), dtype, alignment }.check(row_stride)?;
             Ok(Segment { first: columns.start, d })
         };
-        let others = (1..weight.segments()).zip(GemmOperand::OF_SEGMENTS).map(segment);
-        let (first, of_first) = (outputs[0], weight.columns(0).unwrap_or_default());
-        let product = (each.clone().segments(others.collect::<Result<_, Error>>()?))
-            .d_dtype(dtypes[0])
+        let others = (1..outputs.len()).zip(GemmOperand::OF_SEGMENTS).map(segment);
+        let (first, of_first) = (outputs[0], self.columns(self.segments.start));
+        let product = (self.each.clone().segments(others.collect::<Result<_, Error>>()?))
+            .d_dtype(self.dtypes[0])
             .d_row_stride(first.row_stride.unwrap_or(of_first.len() as u64))
             .d_alignment(first.alignment);
-        Ok(Self { product: ctx.plan(&product)?, segments: weight.segments(), copies: None })
+        self.done(self.ctx.plan(&product)?, None)
     }
 
     /// Plan whose product writes to the workspace, with a copy step per segment.
-    fn with_copies(ctx: &Context, problem: &FusedProblem, dtypes: &[DType]) -> Result<Self, Error> {
-        let FusedProblem { weight, m, each, outputs, .. } = problem;
-        let (segments, m) = (weight.segments(), *m);
+    fn with_copies(&self) -> Result<GroupPlan, Error> {
+        let (dtypes, m) = (self.dtypes, self.problem.m);
+        let outputs = &self.problem.outputs[self.segments.clone()];
         let common = if dtypes.iter().all(|&dtype| dtype == dtypes[0]) { dtypes[0] } else { DType::F32 };
-        let product = ctx.plan(&each.clone().d_dtype(common))?;
+        let product = self.ctx.plan(&self.each.clone().d_dtype(common))?;
         let row = product.op().d.row_stride;
         let overflow = || Error::ExtentOverflow { operand: "D", rows: m as u64, row_stride: row };
-        let bytes = weight.weight().n().checked_mul(m).and_then(|elements| elements.checked_mul(common.bytes()));
+        let bytes = self.weight.n().checked_mul(m).and_then(|elements| elements.checked_mul(common.bytes()));
         // The first bytes are the counters of products, which stay zero.
         let start = product.workspace_bytes().max(WorkspaceLayout::RESERVED);
         let start = start.checked_next_multiple_of(ALIGNMENT).ok_or_else(overflow)?;
         let end = bytes.and_then(|bytes| start.checked_add(bytes)).ok_or_else(overflow)?;
         let part = |(segment, (output, &dtype)): (usize, (&Output, &DType))| {
-            let columns = weight.columns(segment).unwrap_or_default();
+            let columns = self.columns(segment);
             let first = columns.start * common.bytes();
             let mut conversion = Conversion::new(m, columns.len(), common, dtype)
                 .x_row_stride(row)
@@ -316,39 +421,45 @@ impl FusedPlan {
             if let Some(elements) = output.row_stride {
                 conversion = conversion.d_row_stride(elements);
             }
-            Ok((ctx.plan_conversion(&conversion)?, first))
+            Ok((self.ctx.plan_conversion(&conversion)?, first))
         };
-        let parts = outputs.iter().zip(dtypes).enumerate().map(part).collect::<Result<_, Error>>()?;
-        Ok(Self { product, segments, copies: Some(Copies { parts, all: start..end }) })
+        let parts = self.segments.clone().zip(outputs.iter().zip(dtypes)).map(part).collect::<Result<_, Error>>()?;
+        self.done(product, Some(Copies { parts, all: start..end }))
     }
 
-    /// Required workspace in bytes.
-    pub fn workspace_bytes(&self) -> usize {
+    fn done(&self, product: Plan, copies: Option<Copies>) -> Result<GroupPlan, Error> {
+        Ok(GroupPlan { product, segments: self.segments.clone(), columns: self.all_columns(), copies })
+    }
+}
+
+impl GroupPlan {
+    fn workspace_bytes(&self) -> usize {
         self.copies.as_ref().map_or(self.product.workspace_bytes(), |copies| copies.all.end)
     }
 
-    /// Plan of the product of all segments.
-    pub fn product(&self) -> &Plan {
-        &self.product
+    /// The part of a bias of all segments.
+    fn part_of<'a>(&self, bias: BufferRef<'a>) -> Result<BufferRef<'a>, Error> {
+        let Some(dtype) = self.product.op().bias else { return Ok(bias) };
+        let Range { start, end } = self.columns;
+        let (start, end) = (start * dtype.bytes(), end * dtype.bytes());
+        if bias.len() < end {
+            return Err(Error::BufferTooShort { operand: "bias", expected: end, got: bias.len() });
+        }
+        Ok(bias.slice(start..end)?)
     }
 
-    /// Submits the product and its copy steps to `stream`. Like [`Plan::run`] it allocates
-    /// nothing, waits for nothing and takes no lock.
-    ///
-    /// # Errors
-    /// As [`Plan::run`]. [`Error::OutputsMismatch`] when there is not one
-    /// output per segment. With copy steps, an output that does not fit and
-    /// later ones are not written.
-    pub fn run(&self, stream: &Stream, args: FusedArgs<'_>) -> Result<(), Error> {
-        let FusedArgs { x, w, outputs, workspace, c, bias, token_scale, residual, gamma, beta } = args;
-        let (expected, got) = (self.segments, outputs.len());
+    fn run<'a>(
+        &self,
+        stream: &Stream,
+        (x, weight): (XRef<'a>, &'a Weight),
+        outputs: &mut [BufferMut<'_>],
+        optional: [Option<BufferRef<'a>>; 6],
+        workspace: &mut Workspace,
+    ) -> Result<(), Error> {
+        let (expected, got) = (self.segments.len(), outputs.len());
         let [first, others @ ..] = outputs else { return Err(Error::OutputsMismatch { expected, got }) };
-        if expected != got {
-            return Err(Error::OutputsMismatch { expected, got });
-        }
-        let optional = [c, bias, token_scale, residual, gamma, beta];
         let Some(Copies { parts, all }) = &self.copies else {
-            let args = with(Args::new(x, w.weight(), first.reborrow()), optional);
+            let args = with(Args::new(x, weight, first.reborrow()), optional);
             let others = others.iter_mut().map(BufferMut::reborrow);
             return self.product.run_segments(stream, args, others, Some(workspace.view()));
         };
@@ -357,7 +468,7 @@ impl FusedPlan {
         let Some(workspace) = checks.workspace(Some(workspace.view()), all.end, why)? else { return Ok(()) };
         let (own, rest) = workspace.split_at(all.start)?;
         let mut sums = rest.slice(0..all.len())?;
-        let args = with(Args::new(x, w.weight(), sums.reborrow()), optional);
+        let args = with(Args::new(x, weight, sums.reborrow()), optional);
         self.product.run_within(stream, args, Some(own))?;
         for ((conversion, first), output) in parts.iter().zip(std::iter::once(first).chain(others)) {
             let from = sums.view().slice(*first..all.len())?;
@@ -373,11 +484,17 @@ fn with<'a>(args: Args<'a>, optional: [Option<BufferRef<'a>>; 6]) -> Args<'a> {
     Args { c, bias, token_scale, residual, gamma, beta, ..args }
 }
 
-/// Launches of the product, then copy steps.
+/// Launches of each product, then its copy steps.
 impl fmt::Display for FusedPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.product.fmt(f)?;
-        let parts = self.copies.iter().flat_map(|copies| &copies.parts);
-        parts.into_iter().try_for_each(|(conversion, _)| write!(f, "\n{conversion}"))
+        for (i, group) in self.groups.iter().enumerate() {
+            if i > 0 {
+                writeln!(f)?;
+            }
+            group.product.fmt(f)?;
+            let parts = group.copies.iter().flat_map(|copies| &copies.parts);
+            parts.into_iter().try_for_each(|(conversion, _)| write!(f, "\n{conversion}"))?;
+        }
+        Ok(())
     }
 }

@@ -113,6 +113,7 @@ mod quantization;
 mod quantize;
 mod record;
 mod routing;
+mod sampling;
 mod tune;
 mod weight;
 mod workspace;
@@ -123,7 +124,7 @@ pub use context::Context;
 pub use convert::{Conversion, ConversionArgs, ConversionPlan};
 pub use described::{DescribedExperts, DescribedWeight};
 pub use error::Error;
-pub use exec_plan::{ExecPlan, LoadedPlan, PlanArena, PlanOptions};
+pub use exec_plan::{ExecPlan, LoadedPlan, OpWeights, PlanArena, PlanOptions, PlanWeights};
 pub use experts::{
     ExpertArgs, ExpertPlan, ExpertProblem, Experts, Moe, MoeArgs, MoeLayer, MoePlan, MoeSource, MoeWorkspace,
     expert_lists,
@@ -145,6 +146,7 @@ pub use quantization::{Quantization, QuantizationArgs, QuantizationPlan, Quantiz
 pub use quantize::quantize;
 pub use record::PlanRecord;
 pub use routing::{Routing, RoutingArgs, RoutingLists, RoutingPlan};
+pub use sampling::{EarlierArgs, SampledLogProbabilities, Sampling, SamplingArgs, SamplingFault, SamplingPlan};
 pub use tune::{
     Budget, TuneOutcome, TuneProblem, Tuned, TunedCandidate, Tuning, read_tuned, tuned_table_path, update_tuned,
 };
@@ -163,8 +165,8 @@ pub use qgemm_formats::{
 };
 pub use qgemm_hal::{
     Activation, Buffer, BufferMut, BufferRef, Combine, Device, DeviceId, DeviceInfo, DeviceKind, Event, ExpertFault,
-    ExpertGroups, FactorFormat, HalError, KvFormat, MaskBits, MatmulLayout, NormFunction, NormKind, Scoring, Stream,
-    UpdateKind, UpdateRule, XPrecision,
+    ExpertGroups, FactorFormat, HalError, KvFormat, MaskBits, MatmulLayout, NormFunction, NormKind, SamplingParameters,
+    Scoring, Stream, UpdateKind, UpdateRule, XPrecision,
 };
 pub use qgemm_sched::SchedError;
 
@@ -189,9 +191,9 @@ pub mod tuning {
 /// Contents of a plan file ([`ExecPlan`]).
 pub mod exec {
     pub use crate::exec_plan::{
-        Barrier, BarrierKind, ExecPlan, MemoryPlan, ModelRecord, Phase, PhaseRange, PlannedHeads, PlannedNorm,
-        PlannedOp, PlannedOptimizer, PlannedRotary, PlannedScaling, PlannedWeight, Region, RegionKind, Runtime,
-        RuntimeMode,
+        Barrier, BarrierKind, ExecPlan, MemoryPlan, ModelRecord, Phase, PhaseRange, PlannedCache, PlannedHeads,
+        PlannedNorm, PlannedOp, PlannedOptimizer, PlannedPages, PlannedRotary, PlannedScaling, PlannedSegment,
+        PlannedTables, PlannedWeight, Region, RegionKind, Runtime, RuntimeMode,
     };
 }
 
@@ -272,5 +274,6 @@ mod operations {
         Indexer: "indexer.md"
         Matmul: "matmul.md"
         QuantizedX: "quantized-x.md"
+        Sampling: "sampling.md"
     }
 }

@@ -1,35 +1,25 @@
 //! Execution plans: contents, refusals, and runs.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
 use qgemm_api::exec::{ExecPlan, Phase, PlannedOp, Region, RegionKind};
 use qgemm_api::tuning::SplitAxis;
 use qgemm_api::{
-    Args, Context, DType, Error, Gradient, GradientArgs, HostExperts, HostWeight, LoadedPlan, Model, MoeArgs,
-    Optimizer, OptimizerStep, PlanArena, PlanOptions, Problem, half::f16, open_model, quantize,
+    Context, DType, Error, Gradient, GradientArgs, HostExperts, HostWeight, LoadedPlan, Model, MoeArgs, OpWeights,
+    Optimizer, OptimizerStep, PlanArena, PlanOptions, open_model, quantize,
 };
 use serde_json::{Value, json};
 
 mod common {
+    pub mod dense_model;
     pub mod models;
+    pub mod plan_checks;
     pub mod schema;
 }
+use common::dense_model::dense;
 use common::models::*;
-
-fn dense(layers: usize) -> Vec<Tensor> {
-    let mut tensors = vec![("token_embd.weight".to_owned(), vec![VOCABULARY, HIDDEN], "q8_0")];
-    tensors.push(norm("output_norm", HIDDEN));
-    for layer in 0..layers {
-        tensors.extend(attention(layer));
-        tensors.extend(["attn_norm", "ffn_norm"].map(|role| norm(&format!("blk.{layer}.{role}"), HIDDEN)));
-        for (role, n, k) in [("ffn_gate", INNER, HIDDEN), ("ffn_up", INNER, HIDDEN), ("ffn_down", HIDDEN, INNER)] {
-            tensors.push((format!("blk.{layer}.{role}.weight"), vec![n, k], "q4_0"));
-        }
-    }
-    tensors
-}
+use common::plan_checks::*;
 
 fn plan(ctx: &Context, path: &Path) -> ExecPlan {
     ctx.plan_model(path, &PlanOptions::new(BATCH)).expect("it is served")
@@ -47,14 +37,15 @@ fn a_plan_has_every_operation_of_every_layer() {
         let plan = plan(&ctx, &path);
         let of_heads: &[(&str, &str)] = if qwen { &[("attn_q_norm", "norm"), ("attn_k_norm", "norm")] } else { &[] };
         let roles = [
-            &[("attn_norm", "norm"), ("attn_q", "gemm"), ("attn_k", "gemm"), ("attn_v", "gemm")][..],
+            &[("attn_qkv", "gemm")][..],
             of_heads,
-            &[("kv_append", "kv_append"), ("attn", "attention"), ("attn_output", "gemm"), ("ffn_norm", "norm")],
+            &[("kv_append", "kv_append"), ("attn", "attention"), ("attn_output", "gemm")],
             &[("ffn_gate_up", "gemm"), ("ffn_down", "gemm")],
         ]
         .concat();
         let of_layer = |layer: usize| roles.iter().map(move |(role, kind)| (format!("blk.{layer}.{role}"), *kind));
-        let mut expected: Vec<(String, &str)> = (0..2).flat_map(of_layer).collect();
+        let mut expected = vec![("token_embd".to_owned(), "gather_rows")];
+        expected.extend((0..2).flat_map(of_layer));
         expected.extend([("output_norm".to_owned(), "norm"), ("output".to_owned(), "gemm")]);
         let got: Vec<_> = plan.ops.iter().map(|op| (op.op_id.clone(), op.operation.as_str())).collect();
         assert_eq!(got, expected);
@@ -89,13 +80,23 @@ fn a_plan_has_every_operation_of_every_layer() {
         assert_eq!((append.sequences, append.heads, append.kv_heads), (BATCH, HEADS, KV_HEADS));
         let barrier = |op: &str| plan.barriers.iter().find(|b| b.before == op && !b.after.is_empty()).expect("one");
         assert_eq!(barrier("blk.1.attn").after, ["blk.1.kv_append"]);
+        // The norm is the prologue of the products behind it, and the head shares the
+        // table of the embedding.
+        let (qkv, gate_up) = (op("blk.1.attn_qkv"), op("blk.1.ffn_gate_up"));
+        let gammas = [qkv, gate_up].map(|op| op.norm.as_ref().map(|norm| norm.gamma.as_str()));
+        assert_eq!(gammas, [Some("blk.1.attn_norm.weight"), Some("blk.1.ffn_norm.weight")]);
+        let segments: Vec<_> = qkv.segments.iter().map(|s| (s.first, s.features, s.d.as_str())).collect();
+        assert_eq!(segments, [(HIDDEN, KV, "blk.1.k"), (HIDDEN + KV, KV, "blk.1.v")]);
+        let table = |id: &str| op(id).weight.as_ref().map(|weight| weight.region.as_str());
+        assert_eq!((table("token_embd"), table("output")), (Some("output.weight"), Some("output.weight")));
+        assert_eq!((op("token_embd").d_dtype.as_str(), qkv.x_dtype.as_str()), ("f32", "f32"));
         // Operations outside the library are the caller's, at the beginning and
         // the end, with the reason.
         let of_caller: Vec<_> = plan.barriers.iter().filter(|b| b.step.is_some()).collect();
-        assert_eq!(of_caller.iter().map(|b| b.before.as_str()).collect::<Vec<_>>(), ["blk.0.attn_norm", "end"]);
+        assert_eq!(of_caller.iter().map(|b| b.before.as_str()).collect::<Vec<_>>(), ["token_embd", "end"]);
         assert_eq!(
             (&of_caller[0].writes, &of_caller[1].reads),
-            (&vec!["hidden.0".into(), "kv_lengths".into()], &vec!["logits".into()])
+            (&vec!["tokens".into(), "kv_lengths".into()], &vec!["logits".into()])
         );
         assert!(of_caller.iter().all(|b| b.reason.as_ref().is_some_and(|why| !why.is_empty())));
         let text = serde_json::to_string(&plan).expect("JSON");
@@ -157,12 +158,12 @@ fn experts_run_in_the_arena(ctx: &Context, loaded: &LoadedPlan, model: &Model) {
     let x = DType::F16.encode(&values(BATCH * HIDDEN, 3));
     let logits = DType::F32.encode(&values(BATCH * EXPERTS, 4));
     put(&mut arena, "blk.0.router_logits", &logits);
-    loaded.run_routing(&stream, "blk.0.routing", &mut arena).expect("planned");
+    loaded.run(&stream, "blk.0.routing", &mut arena, OpWeights::default()).expect("planned");
     put(&mut arena, "blk.0.ffn_norm", &x);
-    put(&mut arena, "blk.0.attn_residual", &vec![0; BATCH * HIDDEN * 2]);
-    loaded.run_experts(&stream, "blk.0.ffn_gate_up", &mut arena, &up).expect("planned");
-    loaded.run_experts(&stream, "blk.0.ffn_down", &mut arena, &down).expect("planned");
-    let got: Vec<u8> = ctx.download(arena.region("hidden.1").expect("planned")).expect("readable");
+    put(&mut arena, "blk.0.attn_residual", &vec![0; BATCH * HIDDEN * 4]);
+    loaded.run(&stream, "blk.0.ffn_gate_up", &mut arena, &up).expect("planned");
+    loaded.run(&stream, "blk.0.ffn_down", &mut arena, &down).expect("planned");
+    let got: Vec<f32> = ctx.download(arena.region("hidden.1").expect("planned")).expect("readable");
 
     let layer = ctx.moe_layer(&up, &down, 2, |moe| moe.routed(DType::F32, |routing| routing.renormalized()));
     let layer = layer.expect("served");
@@ -170,12 +171,12 @@ fn experts_run_in_the_arena(ctx: &Context, loaded: &LoadedPlan, model: &Model) {
     let (x, logits) = (ctx.upload(&DType::F16.decode(&x)).expect("small"), ctx.upload(&logits).expect("small"));
     let mut d = ctx.allocate(BATCH * HIDDEN * 4).expect("small");
     layer.run(&stream, BATCH, MoeArgs::from_logits(&x, &logits, &mut d), &mut workspace).expect("all given");
-    let (got_values, wanted) = (DType::F16.decode(&got), ctx.download::<f32>(&d).expect("readable"));
+    let wanted = ctx.download::<f32>(&d).expect("readable");
     let energy: f32 = wanted.iter().map(|y| y * y).sum();
-    let error: f32 = got_values.iter().zip(&wanted).map(|(got, y)| (got - y).powi(2)).sum();
-    assert!(error < 1e-4 * energy, "{error} of {energy}");
-    assert!(got.iter().any(|&byte| byte != 0));
-    assert!(matches!(loaded.run_routing(&stream, "blk.0.ffn_down", &mut arena), Err(Error::NotInPlan { .. })));
+    let error: f32 = got.iter().zip(&wanted).map(|(got, y)| (got - y).powi(2)).sum();
+    assert!(energy > 0.0 && error < 1e-4 * energy, "{error} of {energy}");
+    let missing = loaded.run(&stream, "blk.0.ffn_down", &mut arena, OpWeights::default());
+    assert!(matches!(&missing, Err(Error::MissingWeight { op, .. }) if op == "blk.0.ffn_down"), "{missing:?}");
 }
 
 #[test]
@@ -238,8 +239,8 @@ fn safetensors_are_planned_by_their_config() {
                        "max_position_embeddings": 131072, "rope_scaling": scaling});
     config(&llama.to_string());
     let plan = plan(&ctx, folder.0.path());
-    assert_eq!(plan.ops.len(), 12);
-    let rotary = plan.ops[4].heads.as_ref().and_then(|heads| heads.rotary.as_ref()).expect("queries are rotated");
+    assert_eq!(plan.ops.len(), 10);
+    let rotary = plan.ops[3].heads.as_ref().and_then(|heads| heads.rotary.as_ref()).expect("queries are rotated");
     let scaling = rotary.scaling.as_ref().expect("it is stated");
     assert_eq!((rotary.pairs.as_str(), rotary.base, scaling.kind.as_str()), ("neox", 5e5, "llama3"));
     assert_eq!(plan.model.context, 4096);
@@ -366,7 +367,7 @@ fn gradients_run_in_the_arena(ctx: &Context, loaded: &LoadedPlan, gate: &Planned
     put(&mut arena, &gate.x, &dy);
     put(&mut arena, "blk.0.ffn_norm", &x);
     put(&mut arena, &gate.d, &vec![0; BATCH * HIDDEN * 2]);
-    loaded.run_gradient(&stream, &gate.op_id, &mut arena, &weight).expect("planned");
+    loaded.run(&stream, &gate.op_id, &mut arena, &weight).expect("planned");
     let got: Vec<u8> = ctx.download(arena.region(&gate.d).expect("planned")).expect("readable");
     let plan = ctx.plan_gradient(&weight, &Gradient::new(BATCH, DType::F16, DType::F16)).expect("served");
     let (dy_here, mut dx) = (ctx.upload(&dy).expect("small"), ctx.allocate(BATCH * HIDDEN * 2).expect("small"));
@@ -375,7 +376,7 @@ fn gradients_run_in_the_arena(ctx: &Context, loaded: &LoadedPlan, gate: &Planned
     assert_eq!(got, ctx.download::<u8>(&dx).expect("readable"));
     assert!(got.iter().any(|&byte| byte != 0));
 
-    loaded.run_matmul(&stream, "blk.0.ffn_gate.dw", &mut arena).expect("planned");
+    loaded.run(&stream, "blk.0.ffn_gate.dw", &mut arena, OpWeights::default()).expect("planned");
     let dw: Vec<f32> = ctx.download(arena.region("blk.0.ffn_gate.weight.grad").expect("planned")).expect("readable");
     let (dy, x) = (DType::F16.decode(&dy), DType::F16.decode(&x));
     for (n, k) in [(0, 0), (3, 5), (INNER - 1, HIDDEN - 1)] {
@@ -386,10 +387,11 @@ fn gradients_run_in_the_arena(ctx: &Context, loaded: &LoadedPlan, gate: &Planned
     for what in ["norm backward", "attention backward"] {
         let mut steps = loaded.exec_plan().barriers.iter().filter_map(|barrier| barrier.step.as_deref());
         let step = steps.find(|step| step.contains(what)).unwrap_or_else(|| panic!("no {what}"));
-        let refused = loaded.run_gradient(&stream, step, &mut arena, &weight).expect_err("the caller's");
+        let refused = loaded.run(&stream, step, &mut arena, &weight).expect_err("the caller's");
         assert!(matches!(&refused, Error::CallersStep { step: got } if got == step), "{refused}");
     }
-    assert!(matches!(loaded.run_matmul(&stream, &gate.op_id, &mut arena), Err(Error::NotInPlan { .. })));
+    let missing = loaded.run(&stream, &gate.op_id, &mut arena, OpWeights::default());
+    assert!(matches!(missing, Err(Error::MissingWeight { .. })), "{missing:?}");
 
     let optimizer = ctx.plan_optimizer(&Optimizer::adamw(INNER * HIDDEN)).expect("served");
     let step = optimizer.step(&OptimizerStep::new(1, 0.01)).expect("finite");
@@ -397,7 +399,7 @@ fn gradients_run_in_the_arena(ctx: &Context, loaded: &LoadedPlan, gate: &Planned
     for part in ["master", "moment1", "moment2"] {
         put(&mut arena, &format!("blk.0.ffn_gate.weight.{part}"), &vec![0; INNER * HIDDEN * 4]);
     }
-    loaded.run_optimizer(&stream, "blk.0.ffn_gate.weight.optimizer", &mut arena).expect("planned");
+    loaded.run(&stream, "blk.0.ffn_gate.weight.optimizer", &mut arena, OpWeights::default()).expect("planned");
     let moved: Vec<f32> =
         ctx.download(arena.region("blk.0.ffn_gate.weight.master").expect("planned")).expect("readable");
     // The first step of AdamW has the length of its rate, against the gradient.
@@ -421,6 +423,8 @@ fn what_does_not_fit_is_named() {
     let of_shared = |field: &str| format!("/memory/regions/{}/{field}", shared.expect("it is there"));
     let q =
         &good["memory"]["regions"].as_array().expect("regions").iter().find(|r| r["name"] == "blk.0.q").expect("there");
+    let mut every_second = good["ops"][7]["norm"].clone();
+    every_second["every"] = json!(2);
     let cases = [
         ("/schema".to_owned(), json!("qgemm.exec.v2"), "schema"),
         ("/memory/schema".into(), json!("qgemm.memory.v0"), "memory.schema"),
@@ -428,21 +432,27 @@ fn what_does_not_fit_is_named() {
         ("/runtime/device/driver".into(), json!("999.1"), "runtime.device.driver"),
         ("/runtime/device/units".into(), json!(4096), "runtime.device.units"),
         ("/model/tensors".into(), json!("0".repeat(64)), "model.tensors"),
-        ("/ops/1/weight/row_bytes".into(), json!(row_bytes), "ops[1] (blk.0.attn_q).weight.row_bytes"),
-        ("/ops/2/weight/bytes".into(), json!(7), "ops[2] (blk.0.attn_k).weight.bytes"),
-        ("/ops/2/source_hash".into(), json!("0123456789abcdef"), "ops[2] (blk.0.attn_k).source_hash"),
-        ("/ops/1/kernel_id".into(), json!("gemm:none:-:x"), "ops[1] (blk.0.attn_q).kernel_id"),
-        ("/ops/1/dispatch/grid".into(), json!([9, 9, 9]), "ops[1] (blk.0.attn_q).dispatch"),
-        ("/ops/0/dispatch/split_axis".into(), json!("k"), "ops[0] (blk.0.attn_norm).dispatch"),
-        ("/ops/5/dispatch/parts".into(), json!(99), "ops[5] (blk.0.attn).dispatch"),
-        ("/ops/1/x".into(), json!("nowhere"), "ops[1] (blk.0.attn_q).x"),
-        ("/ops/0/norm/function".into(), json!("batch"), "norm.function"),
-        ("/ops/0/norm/gamma".into(), json!("nowhere"), "ops[0] (blk.0.attn_norm).norm.gamma"),
-        ("/ops/4/heads/capacity".into(), json!(CONTEXT + 1), "memory.regions (blk.0.k_cache).bytes"),
-        ("/ops/4/heads/rotary/pairs".into(), json!("all"), "heads.rotary.pairs"),
-        ("/ops/5/kernel_id".into(), json!("attention:none:-:x"), "ops[5] (blk.0.attn).kernel_id"),
+        ("/ops/1/weight/row_bytes".into(), json!(row_bytes), "ops[1] (blk.0.attn_qkv).weight.row_bytes"),
+        ("/ops/5/weight/bytes".into(), json!(7), "ops[5] (blk.0.ffn_gate_up).weight.bytes"),
+        ("/ops/0/weight/bytes".into(), json!(7), "ops[0] (token_embd).weight.bytes"),
+        ("/ops/6/source_hash".into(), json!("0123456789abcdef"), "ops[6] (blk.0.ffn_down).source_hash"),
+        ("/ops/1/kernel_id".into(), json!("gemm:none:-:x"), "ops[1] (blk.0.attn_qkv).kernel_id"),
+        ("/ops/1/dispatch/grid".into(), json!([9, 9, 9]), "ops[1] (blk.0.attn_qkv).dispatch"),
+        ("/ops/7/dispatch/split_axis".into(), json!("k"), "ops[7] (output_norm).dispatch"),
+        ("/ops/3/dispatch/parts".into(), json!(99), "ops[3] (blk.0.attn).dispatch"),
+        ("/ops/1/x".into(), json!("nowhere"), "ops[1] (blk.0.attn_qkv).x"),
+        ("/ops/7/norm/function".into(), json!("batch"), "norm.function"),
+        ("/ops/1/norm/function".into(), json!("batch"), "norm.function"),
+        ("/ops/7/norm/gamma".into(), json!("nowhere"), "ops[7] (output_norm).norm.gamma"),
+        ("/ops/7/norm".into(), every_second, "memory.regions (hidden.1).bytes"),
+        ("/ops/1/segments/0/first".into(), json!(HIDDEN + 16), "segments"),
+        ("/ops/1/segments/1/features".into(), json!(KV + 16), "segments"),
+        ("/ops/1/segments/0/d".into(), json!("nowhere"), "ops[1] (blk.0.attn_qkv).segments.d"),
+        ("/ops/2/heads/capacity".into(), json!(CONTEXT + 1), "memory.regions (blk.0.k_cache).bytes"),
+        ("/ops/2/heads/rotary/pairs".into(), json!("all"), "heads.rotary.pairs"),
+        ("/ops/3/kernel_id".into(), json!("attention:none:-:x"), "ops[3] (blk.0.attn).kernel_id"),
         ("/memory/arena_bytes".into(), json!(1u64 << 50), "memory.arena_bytes"),
-        ("/ops/1/reduction/order".into(), json!("last-arriver-in-order"), "ops[1] (blk.0.attn_q).reduction"),
+        ("/ops/1/reduction/order".into(), json!("last-arriver-in-order"), "ops[1] (blk.0.attn_qkv).reduction"),
         (of_shared("bytes"), json!(1), "memory.regions (blk.0.k).bytes"),
         (of_shared("offset"), q["offset"].clone(), "memory.regions ("),
         (of_shared("offset"), json!(1), "memory.regions (blk.0.k).offset"),
@@ -462,124 +472,6 @@ fn what_does_not_fit_is_named() {
     let other = open_model(folder.model("llama", &dense(2))).expect("a model");
     let error = ctx.load_plan(&good.to_string(), &other).expect_err("another model").to_string();
     assert!(error.contains("model.tensors"), "{error}");
-}
-
-/// Products in the arena equal separate ones, and a byte written
-/// past a region is found.
-#[test]
-fn products_run_in_the_arena_and_canaries_are_watched() {
-    for ctx in devices("products_run_in_the_arena_and_canaries_are_watched") {
-        products_run_in_the_arena_of(&ctx);
-    }
-}
-
-fn products_run_in_the_arena_of(ctx: &Context) {
-    let folder = Folder::new();
-    let path = folder.model("llama", &dense(1));
-    let model = open_model(&path).expect("a model");
-    let text = serde_json::to_string(&plan(ctx, &path)).expect("JSON");
-    let loaded = ctx.load_plan(&text, &model).expect("it fits");
-    let mut arena = loaded.arena().expect("memory").check_canaries(true);
-    let stream = ctx.default_stream();
-    let x: Vec<f16> = values(BATCH * HIDDEN, 5).into_iter().map(f16::from_f32).collect();
-    let ids: Vec<String> = loaded.exec_plan().ops.iter().map(|op| op.op_id.clone()).collect();
-    for (op_id, tensor) in [("blk.0.attn_q", "blk.0.attn_q"), ("blk.0.attn_k", "blk.0.attn_k")] {
-        let weight = ctx.load(&model.weight(tensor).expect("there")).expect("memory");
-        ctx.upload_into(&x, arena.region_mut("blk.0.attn_norm").expect("there")).expect("it fits");
-        loaded.run(&stream, op_id, &mut arena, &weight, None).expect("it runs");
-        let d = &loaded.exec_plan().ops[ids.iter().position(|id| id == op_id).expect("there")].d;
-        let got: Vec<u8> = ctx.download(arena.region(d).expect("there")).expect("readable");
-        let alone = ctx.plan(&Problem::new(&weight, BATCH).x_dtype(DType::F16)).expect("served");
-        let (input, mut output) = (ctx.upload(&x).expect("memory"), ctx.allocate(got.len()).expect("memory"));
-        let mut workspace = ctx.workspace(alone.workspace_bytes()).expect("memory");
-        alone.run(&stream, Args::new(&input, &weight, &mut output).workspace(&mut workspace)).expect("it runs");
-        assert_eq!(got, ctx.download::<u8>(&output).expect("readable"), "{op_id}");
-        assert!(got.iter().collect::<BTreeSet<_>>().len() > 8, "results are not all alike");
-    }
-    loaded.check_canaries(&stream, "blk.0.attn_k", &arena).expect("all are there");
-
-    // One byte past the region, as a faulty caller's step might write.
-    let written = region(loaded.exec_plan(), "blk.0.k");
-    let end = written.offset - loaded.exec_plan().memory.weights_end + written.bytes;
-    let (len, behind) = (written.bytes, end..end + 1);
-    let memory = arena.memory();
-    ctx.upload_into(&[1u8], memory.slice_mut(behind).expect("within the arena")).expect("it fits");
-    match loaded.check_canaries(&stream, "blk.0.attn_k", &arena) {
-        Err(Error::CanaryOverwritten { op, region, len: of, byte: 0 }) => {
-            assert_eq!((op.as_str(), region.as_str(), of), ("blk.0.attn_k", "blk.0.k", len));
-        }
-        other => panic!("{other:?}"),
-    }
-    let weight = ctx.load(&model.weight("blk.0.attn_v").expect("there")).expect("memory");
-    let found = loaded.run(&stream, "blk.0.attn_v", &mut arena, &weight, None);
-    assert!(matches!(found, Err(Error::CanaryOverwritten { .. })), "{found:?}");
-    let silent = loaded.run(&stream, "blk.0.attn_v", &mut arena.check_canaries(false), &weight, None);
-    silent.expect("nobody looks");
-    let regions = &loaded.exec_plan().memory.regions;
-    assert!(regions.iter().any(|r| r.kind == RegionKind::Weight && r.name == "blk.0.attn_q.weight"));
-}
-
-/// Norm, KV append and attention in the arena equal those on their own buffers.
-#[test]
-fn what_stands_between_products_runs_in_the_arena() {
-    for ctx in devices("what_stands_between_products_runs_in_the_arena") {
-        what_stands_between_products_runs_in_the_arena_of(&ctx);
-    }
-}
-
-fn what_stands_between_products_runs_in_the_arena_of(ctx: &Context) {
-    let folder = Folder::new();
-    let mut tensors = dense(1);
-    tensors.extend(head_norms(1));
-    let path = folder.model("qwen3", &tensors);
-    let model = open_model(&path).expect("a model");
-    let loaded = ctx.load_plan(&serde_json::to_string(&plan(ctx, &path)).expect("JSON"), &model).expect("it fits");
-    let (stream, mut arena) = (ctx.default_stream(), loaded.arena().expect("memory").check_canaries(true));
-    let put = |arena: &mut PlanArena, name: &str, bytes: &[u8]| {
-        ctx.upload_into(bytes, arena.region_mut(name).expect("planned")).expect("it has room");
-    };
-    let read = |arena: &PlanArena, name: &str| -> Vec<f32> {
-        DType::F16.decode(&ctx.download::<u8>(arena.region(name).expect("planned")).expect("readable"))
-    };
-    let gamma = |name: &str| ctx.upload(&model.dense(name).expect("there").to_f32()).expect("memory");
-    let hidden = values(BATCH * HIDDEN, 9);
-    put(&mut arena, "hidden.0", &DType::F16.encode(&hidden));
-    loaded.run_norm(&stream, "blk.0.attn_norm", &mut arena, &gamma("blk.0.attn_norm"), None).expect("planned");
-    let normed = read(&arena, "blk.0.attn_norm");
-    let of_gamma = model.dense("blk.0.attn_norm").expect("there").to_f32();
-    for (row, got) in hidden.chunks(HIDDEN).zip(normed.chunks(HIDDEN)) {
-        let root = (row.iter().map(|x| x * x).sum::<f32>() / HIDDEN as f32 + 1e-5).sqrt();
-        let is_near = |((x, gamma), got): ((&f32, &f32), &f32)| (x / root * gamma - got).abs() < 4e-3;
-        assert!(row.iter().zip(&of_gamma).zip(got).all(is_near));
-    }
-    // Each sequence has one key, its own. Attention then returns its value,
-    // whatever queries and keys are.
-    let v = values(BATCH * KV, 11);
-    for (name, columns) in [("q", HIDDEN), ("k", KV)] {
-        put(&mut arena, &format!("blk.0.{name}"), &DType::F16.encode(&values(BATCH * columns, 12)));
-    }
-    put(&mut arena, "blk.0.v", &DType::F16.encode(&v));
-    put(&mut arena, "kv_lengths", &[1u32.to_le_bytes(); BATCH].concat());
-    for role in ["q", "k"] {
-        let norm = format!("blk.0.attn_{role}_norm");
-        loaded.run_norm(&stream, &norm, &mut arena, &gamma(&norm), None).expect("in place");
-    }
-    let q = read(&arena, "blk.0.q");
-    loaded.run_kv_append(&stream, "blk.0.kv_append", &mut arena).expect("planned");
-    assert_eq!(read(&arena, "blk.0.q"), q, "position 0 turns nothing");
-    loaded.run_attention(&stream, "blk.0.attn", &mut arena).expect("planned");
-    let attended = read(&arena, "blk.0.attn");
-    let (v, cache) = (DType::F16.decode(&DType::F16.encode(&v)), read(&arena, "blk.0.v_cache"));
-    for token in 0..BATCH {
-        assert_eq!(cache[token * CONTEXT * KV..][..KV], v[token * KV..][..KV]);
-        for head in 0..HEADS {
-            let of_v = token * KV + head / (HEADS / KV_HEADS) * HEAD_DIM;
-            let got = &attended[token * HIDDEN + head * HEAD_DIM..][..HEAD_DIM];
-            assert!(got.iter().zip(&v[of_v..]).all(|(got, v)| (got - v).abs() < 1e-3), "{got:?}");
-        }
-    }
-    let wrong = loaded.run_attention(&stream, "blk.0.kv_append", &mut arena);
-    assert!(matches!(wrong, Err(Error::NotInPlan { .. })), "{wrong:?}");
 }
 
 /// A plan for an absent chip fits matching devices only.

@@ -2,15 +2,17 @@
 
 use qgemm_api::exec::Phase;
 use qgemm_api::{
-    Context, DType, Error, HostExperts, HostWeight, LoadedPlan, Model, PlanArena, PlanOptions, open_model,
+    Context, DType, Error, HostExperts, HostWeight, LoadedPlan, Model, OpWeights, PlanArena, PlanOptions, open_model,
 };
 use serde_json::json;
 
 mod common {
     pub mod models;
+    pub mod plan_checks;
     pub mod schema;
 }
 use common::models::*;
+use common::plan_checks::*;
 
 /// Rows are sorted by expert, so expert products have both gradients,
 /// each over its expert's rows.
@@ -96,13 +98,13 @@ fn experts_gradients_run_in_the_arena(ctx: &Context, loaded: &LoadedPlan, model:
     let (x, dy) = (halves(3, HIDDEN), halves(5, INNER));
     put(&mut arena, "blk.0.ffn_offsets", &offsets.map(u32::to_le_bytes).concat());
     put(&mut arena, "blk.0.ffn_sorted", &x);
-    loaded.run_experts(&stream, "blk.0.ffn_gate", &mut arena, &experts).expect("planned");
+    loaded.run(&stream, "blk.0.ffn_gate", &mut arena, &experts).expect("planned");
     let y = DType::F16.decode(&get(&arena, "blk.0.ffn_gated"));
     put(&mut arena, "blk.0.ffn_gated.grad", &dy);
     put(&mut arena, "blk.0.ffn_sorted.grad", &vec![0; ROWS * HIDDEN * 2]);
-    loaded.run_gradient(&stream, "blk.0.ffn_gate.dx", &mut arena, &experts).expect("planned");
+    loaded.run(&stream, "blk.0.ffn_gate.dx", &mut arena, &experts).expect("planned");
     let dx = DType::F16.decode(&get(&arena, "blk.0.ffn_sorted.grad"));
-    loaded.run_matmul(&stream, "blk.0.ffn_gate.dw", &mut arena).expect("planned");
+    loaded.run(&stream, "blk.0.ffn_gate.dw", &mut arena, OpWeights::default()).expect("planned");
     let dw: Vec<f32> = DType::F32.decode(&get(&arena, "blk.0.ffn_gate_exps.weight.grad"));
     let (x, dy) = (DType::F16.decode(&x), DType::F16.decode(&dy));
     let rows: Vec<Vec<Vec<f32>>> =

@@ -10,6 +10,9 @@ const K: usize = 96;
 /// Segment borders that kernels support, and others.
 const ROWS: [[usize; 3]; 2] = [[48, 32, 9], [40, 24, 9]];
 
+/// Formats of segments that are one weight.
+const ALIKE: [&str; 3] = ["q8_0"; 3];
+
 /// Values between -1 and 1.
 fn values(count: usize, seed: u32) -> Vec<f32> {
     let mut state = seed;
@@ -20,9 +23,11 @@ fn values(count: usize, seed: u32) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
-fn weights(rows: [usize; 3]) -> Vec<HostWeight> {
-    let format = "q8_0".parse().expect("a format");
-    let weight = |(i, &n): (usize, &usize)| quantize(&values(n * K, i as u32), n, K, format).expect("valid").0;
+fn weights(rows: [usize; 3], formats: [&str; 3]) -> Vec<HostWeight> {
+    let weight = |(i, &n): (usize, &usize)| {
+        let format = formats[i].parse().expect("a format");
+        quantize(&values(n * K, i as u32), n, K, format).expect("valid").0
+    };
     let mut all: Vec<HostWeight> = rows.iter().enumerate().map(weight).collect();
     // One weight has row scales.
     let scales = (0..rows[1]).map(|row| 0.5 + row as f32).collect();
@@ -59,12 +64,19 @@ fn separately(
 #[test]
 fn outputs_are_those_of_each_weight() {
     let ctx = Context::open("cpu").expect("always there");
-    ROWS.into_iter().for_each(|rows| check_outputs(&ctx, rows));
+    for rows in ROWS {
+        check_outputs(&ctx, rows, ALIKE, 1);
+        check_outputs(&ctx, rows, ["q8_0", "q8_0", "q5_1"], 2);
+        check_outputs(&ctx, rows, ["q4_0", "q8_0", "q8_0"], 2);
+        check_outputs(&ctx, rows, ["f16", "q8_0", "f16"], 3);
+    }
 }
 
-fn check_outputs(ctx: &Context, rows: [usize; 3]) {
-    let weights = weights(rows);
+/// Outputs of segments that are `products` weights.
+fn check_outputs(ctx: &Context, rows: [usize; 3], formats: [&str; 3], products: usize) {
+    let weights = weights(rows, formats);
     let fused = ctx.load_fused(&weights.iter().collect::<Vec<_>>()).expect("alike");
+    assert_eq!((fused.weights().count(), fused.weight().is_some()), (products, products == 1));
     let (first, n) = (rows[0], rows.iter().sum::<usize>());
     assert_eq!((fused.segments(), fused.columns(1), fused.columns(3)), (3, Some(first..first + rows[1]), None));
     for m in [1, 5, 33] {
@@ -76,8 +88,11 @@ fn check_outputs(ctx: &Context, rows: [usize; 3]) {
             .output_dtype(1, DType::BF16)
             .output_row_stride(2, stride as u64);
         let plan = ctx.plan_fused(&problem).expect("served");
-        // One launch for all outputs, after the norm's, if kernels support the borders.
-        assert_eq!(plan.to_string().matches("<<<").count(), if first.is_multiple_of(16) { 2 } else { 5 }, "{plan}");
+        // One launch for the outputs of a weight, after the norm's, if kernels support the borders.
+        if products == 1 {
+            let launches = if first.is_multiple_of(16) { 2 } else { 5 };
+            assert_eq!(plan.to_string().matches("<<<").count(), launches, "{plan}");
+        }
         let (x, gamma, bias) = (ctx.upload(&x), ctx.upload(&gamma), ctx.upload(&bias));
         let (x, gamma, bias) = (x.expect("memory"), gamma.expect("memory"), bias.expect("memory"));
         let mut q = ctx.allocate(m * rows[0] * 4).expect("memory");
@@ -106,7 +121,7 @@ fn check_outputs(ctx: &Context, rows: [usize; 3]) {
 #[test]
 fn what_is_not_alike_is_refused() {
     let ctx = Context::open("noop").expect("always there");
-    let weights = weights(ROWS[1]);
+    let weights = weights(ROWS[1], ALIKE);
     let other = quantize(&values(8 * 64, 1), 8, 64, "q8_0".parse().expect("a format")).expect("valid").0;
     let wrong = ctx.load_fused(&[&weights[0], &other]).expect_err("another K");
     assert!(matches!(wrong, Error::Format(FormatError::PartMismatch { what: "K", .. })), "{wrong}");
@@ -116,9 +131,13 @@ fn what_is_not_alike_is_refused() {
     let problem = || FusedProblem::new(&fused, 2, DType::F16);
     let none = ctx.plan_fused(&problem().output_dtype(3, DType::F32)).expect_err("no such segment");
     assert!(matches!(none, Error::OutOfRange { name: "segment", most: 2, got: 3, .. }), "{none}");
+    let mixed = self::weights(ROWS[0], ["q8_0", "q4_0", "q4_0"]);
+    let mixed = ctx.load_fused(&mixed.iter().collect::<Vec<_>>()).expect("of one K");
+    let residual = ctx.plan_fused(&FusedProblem::new(&mixed, 2, DType::F16).each(|p| p.residual(DType::F16)));
+    assert!(matches!(residual, Err(Error::NotForFused { what: "C or a residual", .. })), "{residual:?}");
     let stride = ctx.plan_fused(&problem().output_row_stride(0, 39)).expect_err("rows overlap");
     assert!(matches!(stride, Error::StrideTooSmall { expected: 40, got: 39, .. }), "{stride}");
-    let direct = ctx.load_fused(&self::weights(ROWS[0]).iter().collect::<Vec<_>>()).expect("alike");
+    let direct = ctx.load_fused(&self::weights(ROWS[0], ALIKE).iter().collect::<Vec<_>>()).expect("alike");
     let stride = ctx.plan_fused(&FusedProblem::new(&direct, 2, DType::F16).output_row_stride(1, 31));
     let stride = stride.expect_err("rows overlap");
     assert!(

@@ -1,9 +1,11 @@
-//! `qgemm bench`: measures kernels, and compares with earlier
-//! results.
+//! `qgemm bench`: measures kernels and language models, and
+//! compares with earlier results.
 
 pub mod baseline;
 mod cliffs;
+mod generation;
 mod grid;
+mod language_model;
 pub mod subject;
 mod sweep;
 pub mod timing;
@@ -12,10 +14,10 @@ mod tokens;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 use clap::ValueEnum;
 use qgemm_api::{
-    Context, DType, DeviceKind, FactorFormat, KvFormat, MatmulLayout, NormKind, Profile, XFormat, XPrecision,
+    Context, DType, DeviceKind, FactorFormat, KvFormat, MatmulLayout, NormKind, Profile, Tuned, XFormat, XPrecision,
 };
 use serde::{Deserialize, Serialize};
 
@@ -30,22 +32,26 @@ use crate::progress::Progress;
 use crate::table::{Column, Row, Table, numbers, words};
 use crate::whole_file::{Existing, WholeFile};
 use baseline::Baseline;
+use language_model::ModelArgs;
 use timing::Timing;
 use tokens::Tokens;
 
 /// Options of the command.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Benchmark the weights of this model instead of random ones.
+    /// Benchmark this language model: prefill and decode. With
+    /// `--op gemm`, the products of its weights, one by one.
     pub model: Option<PathBuf>,
+    #[command(flatten)]
+    pub language_model: ModelArgs,
     #[command(flatten)]
     pub opening: Opening,
     /// Device: cpu, cuda:0, wgpu:0, or auto (the best available).
     #[arg(long, default_value = "auto")]
     pub device: String,
-    /// The operation.
-    #[arg(long, value_enum, default_value_t = Op::Gemm)]
-    pub op: Op,
+    /// The operation (default: gemm, or a whole model).
+    #[arg(long, value_enum)]
+    pub op: Option<Op>,
     /// Weight format, or `all`. A model's unquantized weights are
     /// quantized to it.
     #[arg(long)]
@@ -134,7 +140,8 @@ pub struct Args {
     #[arg(long, value_name = "KEYS")]
     pub page_size: Option<NonZeroUsize>,
     /// attention: format of keys and values (default: `--x-dtype`
-    /// and, for one query, every quantized format).
+    /// and, for one query, every quantized format). A model: of its
+    /// cache (default: f16).
     #[arg(long, value_name = "FORMAT")]
     pub kv_format: Option<KvFormat>,
     /// attention: with a bit mask in device memory, all bits set.
@@ -294,6 +301,11 @@ impl Row for BenchRow {
 /// supports a shape.
 pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
     let mut ctx = Context::open(&args.device)?;
+    if let (Some(model), None) = (&args.model, args.op) {
+        args.check_whole_model()?;
+        let tuned = args.tuned.as_deref().map_or(Ok(Tuned::Auto), choice::tuned)?;
+        return language_model::run(&ctx.with_tuned(tuned), args, model, json);
+    }
     if let Some(path) = &args.tuned {
         ctx = ctx.with_tuned(choice::tuned(path)?);
     }
@@ -310,7 +322,7 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
     if let Some(Tokens(tokens)) = &args.sweep_m {
         return sweep::run(&ctx, args, tokens, &gemm::subjects(args)?, json);
     }
-    let work = args.op.work(args)?;
+    let work = args.op().work(args)?;
     let bandwidth = read_bandwidth(&ctx)?;
     if !json {
         out::line(&format!("{} ({}), reads {:.1} GB/s", ctx.info().name, ctx.info().id, bandwidth / 1e9))?;
@@ -355,15 +367,59 @@ impl Args {
         self.rest.map_or(timing::Pace::Thorough, timing::Pace::Rested)
     }
 
+    /// The operation.
+    fn op(&self) -> Op {
+        self.op.unwrap_or(Op::Gemm)
+    }
+
     /// Type or format of X in tables.
     pub fn x_name(&self) -> String {
         self.x_format.map_or(self.x_dtype.to_string(), |format| format.to_string())
     }
 
-    /// Checks that no option of another operation is given.
+    /// Checks that no option of another operation, or of a whole
+    /// model, is given.
     fn check(&self) -> anyhow::Result<()> {
-        choice::check_x_format(self.op, self.x_format)?;
-        let given = [
+        let op = self.op();
+        choice::check_x_format(op, self.x_format)?;
+        if let Some((option, _)) = self.language_model.given().into_iter().find(|(_, is_given)| *is_given) {
+            bail!("{option} is an option of a whole model: expected a model, and no `--op`");
+        }
+        for (option, _) in self.given().into_iter().filter(|(_, is_given)| *is_given) {
+            let takers = Op::value_variants().iter().filter(|op| op.bench_options().contains(&option));
+            let takers = takers.map(|op| format!("`--op {}`", op.name())).collect::<Vec<_>>().join(", ");
+            ensure!(
+                op.bench_options().contains(&option),
+                "`--op {}` does not take {option}, which is an option of {takers}",
+                op.name()
+            );
+        }
+        Ok(())
+    }
+
+    /// Checks that no option of an operation is given, but for those
+    /// that a whole model takes.
+    fn check_whole_model(&self) -> anyhow::Result<()> {
+        const TAKEN: &[&str] = &["a model", "--kv-format"];
+        let more = [
+            ("--shape", !self.shape.is_empty()),
+            ("--read", self.opening.read),
+            ("--rest", self.rest.is_some()),
+            ("--baseline", self.baseline.is_some()),
+            ("--save", self.save.is_some()),
+            ("--profile", self.profile.is_some()),
+        ];
+        let mut given = self.given().into_iter().chain(more).filter(|(option, _)| !TAKEN.contains(option));
+        if let Some((option, _)) = given.find(|(_, is_given)| *is_given) {
+            bail!("a whole model does not take {option}: state `--op gemm` for its products");
+        }
+        Ok(())
+    }
+
+    /// Options that not all operations take, and whether they are
+    /// given.
+    fn given(&self) -> [(&'static str, bool); 18] {
+        [
             ("a model", self.model.is_some()),
             ("--format", self.format.is_some()),
             ("--family", self.family.is_some()),
@@ -382,17 +438,7 @@ impl Args {
             ("--page-size", self.page_size.is_some()),
             ("--kv-format", self.kv_format.is_some()),
             ("--mask-bits", self.mask_bits),
-        ];
-        for (option, _) in given.into_iter().filter(|(_, is_given)| *is_given) {
-            let takers = Op::value_variants().iter().filter(|op| op.bench_options().contains(&option));
-            let takers = takers.map(|op| format!("`--op {}`", op.name())).collect::<Vec<_>>().join(", ");
-            let name = self.op.name();
-            ensure!(
-                self.op.bench_options().contains(&option),
-                "`--op {name}` does not take {option}, which is an option of {takers}"
-            );
-        }
-        Ok(())
+        ]
     }
 }
 

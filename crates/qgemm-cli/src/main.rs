@@ -69,8 +69,8 @@ enum Command {
     /// Check kernels against the f64 oracle. Fails when a case
     /// exceeds its limit.
     Verify(verify::Args),
-    /// Measure kernels. With a baseline, fails on a regression beyond
-    /// the noise.
+    /// Measure kernels, or a language model. With a baseline, fails
+    /// on a regression beyond the noise.
     Bench(bench::Args),
     /// Show the chosen kernel of a shape, the other candidates, and
     /// why; also for absent chips.

@@ -10,7 +10,7 @@ pub struct Opening {
     /// Read the model's files into memory instead of mapping them, if
     /// others may write to or truncate them meanwhile.
     #[arg(long)]
-    read: bool,
+    pub read: bool,
 }
 
 impl Opening {

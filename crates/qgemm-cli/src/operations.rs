@@ -15,6 +15,7 @@ pub mod norm;
 pub mod optimizer;
 pub mod quantize;
 pub mod routing;
+pub mod sampling;
 
 use std::fmt;
 
@@ -139,6 +140,7 @@ operations! {
     Gradient: gradient,
     Optimizer: optimizer,
     GatherRows: gather_rows,
+    Sampling: sampling,
 }
 
 impl Op {

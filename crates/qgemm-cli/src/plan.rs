@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 use qgemm_api::exec::{ExecPlan, RegionKind};
-use qgemm_api::{Context, DType, PlanOptions, Tuned, XPrecision, open_model};
+use qgemm_api::{Context, DType, KvFormat, PlanOptions, Tuned, XPrecision, open_model};
 
 use crate::holds::Holds;
 use crate::table::bytes;
@@ -14,8 +14,8 @@ use crate::{out, text_file};
 /// Options of the command.
 #[derive(clap::Args)]
 pub struct Args {
-    /// A GGUF or safetensors model of the architectures llama, qwen3,
-    /// qwen3moe or bert.
+    /// A GGUF or safetensors model of the architectures llama, mistral,
+    /// qwen2, qwen3, qwen3moe or bert.
     model: PathBuf,
     /// Tokens of a step.
     #[arg(long)]
@@ -29,6 +29,13 @@ pub struct Args {
     /// context length, at most 4096).
     #[arg(long)]
     context: Option<usize>,
+    /// Format of keys and values in the cache (default: the type of
+    /// the activations).
+    #[arg(long)]
+    kv_format: Option<KvFormat>,
+    /// Tokens of a page of the KV cache (default: no pages).
+    #[arg(long)]
+    page_size: Option<usize>,
     /// Device: cpu, cuda:0, wgpu:0, auto (the best available), or a
     /// chip that need not be present, such as emu:sm90.
     #[arg(long, default_value = "auto")]
@@ -40,12 +47,17 @@ pub struct Args {
     /// tf32, bf16x3, int8, int8_token, e4m3, or e4m3_token.
     #[arg(long, default_value_t)]
     x_precision: XPrecision,
+    /// Compute the logits of all tokens, not only of the last of each
+    /// sequence.
+    #[arg(long)]
+    all_logits: bool,
     /// Add the gradients of a training step, and the state of an
     /// optimizer with two moments.
     #[arg(long)]
     train: bool,
-    /// File for the plan (schema qgemm.exec.v1, docs/guide/plans.md).
-    #[arg(short, long, value_name = "FILE", required_unless_present = "check")]
+    /// Write the plan to this file (schema qgemm.exec.v1,
+    /// docs/guide/plans.md).
+    #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Read this plan instead of making one, and check that it fits
     /// the device and the model.
@@ -69,6 +81,8 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
             let mut options = PlanOptions::new(args.batch);
             (options.sequences, options.context) = (args.sequences, args.context);
             (options.x_dtype, options.x_precision, options.train) = (args.x_dtype, args.x_precision, args.train);
+            (options.all_logits, options.kv_format, options.page_size) =
+                (args.all_logits, args.kv_format, args.page_size);
             // First, so that an unwritable output does not waste the work.
             let file = args.output.as_ref().map(|path| WholeFile::create(path, Existing::Replace)).transpose()?;
             let plan = ctx.plan_model(&args.model, &options)?;

@@ -27,6 +27,7 @@ sources! {
     "families/quantize.rs"
     "families/norm.rs" "families/optimizer.rs"
     "families/routing/mod.rs" "families/routing/lists.rs" "families/routing/top_k.rs"
+    "families/sampling/mod.rs" "families/sampling/row.rs"
     "simd/mod.rs" "simd/activation.rs" "simd/attention.rs" "simd/avx2.rs" "simd/avx512.rs" "simd/checked.rs" "simd/codes.rs" "simd/dense.rs"
     "simd/dot.rs" "simd/epilogue.rs" "simd/kernel.rs" "simd/level.rs" "simd/neon.rs" "simd/norm.rs" "simd/portable.rs"
     "simd/prefetch.rs" "simd/quantize.rs" "simd/scales.rs" "simd/vector.rs"

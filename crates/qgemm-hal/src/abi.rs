@@ -270,6 +270,7 @@ mod matmul;
 mod norm;
 mod optimizer;
 mod quantize;
+mod sampling;
 mod unpack;
 
 pub use attention::*;
@@ -280,6 +281,7 @@ pub use matmul::*;
 pub use norm::*;
 pub use optimizer::*;
 pub use quantize::*;
+pub use sampling::*;
 pub use unpack::*;
 
 abi_struct! {
@@ -452,6 +454,7 @@ pub const SHARED_STRUCTS: &[AbiStruct] = &[
     DequantizeShape::ABI,
     NormShape::ABI,
     OptimizerShape::ABI,
+    SamplingShape::ABI,
 ];
 
 /// All structs, for CUDA.
@@ -472,6 +475,8 @@ pub const STRUCTS: &[AbiStruct] = &[
     UnpackPointers::ABI,
     GatherRowsShape::ABI,
     GatherRowsPointers::ABI,
+    SamplingShape::ABI,
+    SamplingPointers::ABI,
     QuantizeShape::ABI,
     QuantizePointers::ABI,
     DequantizeShape::ABI,

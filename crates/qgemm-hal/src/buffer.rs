@@ -150,18 +150,7 @@ impl Buffer {
         read: [Range<usize>; R],
         write: [Range<usize>; W],
     ) -> Result<([BufferRef<'_>; R], [BufferMut<'_>; W]), HalError> {
-        read.iter().chain(&write).try_for_each(|range| check_range("view", range, self.len))?;
-        for (place, written) in write.iter().enumerate() {
-            let others = read.iter().chain(&write[place + 1..]);
-            // Empty ranges overlap nothing.
-            let shares = |o: &&Range<usize>| o.start.max(written.start) < o.end.min(written.end);
-            if let Some(other) = others.into_iter().find(shares) {
-                return Err(HalError::Overlap { written: written.clone(), other: other.clone() });
-            }
-        }
-        let whole = self.view();
-        let view = |range: Range<usize>| whole.part(range);
-        Ok((read.map(view), write.map(|range| BufferMut { view: view(range) })))
+        self.view_mut().parts(read, write)
     }
 }
 
@@ -303,6 +292,29 @@ impl<'a> BufferMut<'a> {
     /// A reborrow of the view for a shorter lifetime.
     pub fn reborrow(&mut self) -> BufferMut<'_> {
         BufferMut { view: self.view }
+    }
+
+    /// Several views of it at once: see [`Buffer::parts`].
+    ///
+    /// # Errors
+    /// As [`Buffer::parts`].
+    pub fn parts<const R: usize, const W: usize>(
+        self,
+        read: [Range<usize>; R],
+        write: [Range<usize>; W],
+    ) -> Result<([BufferRef<'a>; R], [BufferMut<'a>; W]), HalError> {
+        let whole = self.view;
+        read.iter().chain(&write).try_for_each(|range| check_range("view", range, whole.len))?;
+        for (place, written) in write.iter().enumerate() {
+            let others = read.iter().chain(&write[place + 1..]);
+            // Empty ranges overlap nothing.
+            let shares = |o: &&Range<usize>| o.start.max(written.start) < o.end.min(written.end);
+            if let Some(other) = others.into_iter().find(shares) {
+                return Err(HalError::Overlap { written: written.clone(), other: other.clone() });
+            }
+        }
+        let view = |range: Range<usize>| whole.part(range);
+        Ok((read.map(view), write.map(|range| BufferMut { view: view(range) })))
     }
 
     /// The view as one of other elements, as [`Buffer::typed`].

@@ -61,6 +61,9 @@ macro_rules! with_operations {
             gather_rows: CheckedGatherRows(GatherRowsOperand, GatherRowsConfig, GatherRowsPlan)
                 ["gather_rows" GatherRows(GatherRowsSpec)]
                 "Rows of a packed weight by index: embedding look-up",
+            sampling: CheckedSampling(SamplingOperand, SamplingConfig, SamplingPlan)
+                ["sampling" Sampling(SamplingSpec)]
+                "Sampling of tokens from logits",
             optimizer: CheckedOptimizer(OptimizerOperand, OptimizerConfig, OptimizerLaunch)
                 ["optimizer" Optimizer(OptimizerSpec)]
                 "Optimizer step (SGD, AdamW)",

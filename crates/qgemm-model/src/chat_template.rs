@@ -1,7 +1,11 @@
 //! Chat templates (Jinja).
 
 use std::path::Path;
+use std::time::SystemTime;
 
+use jiff::ZonedDateTime;
+use jiff::fmt::strtime;
+use jiff::tz::TimeZone;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, ErrorKind, Value, context};
 use qgemm_api::Model;
@@ -42,6 +46,8 @@ pub struct ChatTemplate {
     source: String,
     bos_token: String,
     eos_token: String,
+    /// Time of `strftime_now`, if not the clock's.
+    time: Option<ZonedDateTime>,
 }
 
 impl ChatTemplate {
@@ -50,8 +56,19 @@ impl ChatTemplate {
     /// # Errors
     /// [`Error::ChatTemplate`] with a syntax error.
     pub fn new(source: &str, bos_token: &str, eos_token: &str) -> Result<Self, Error> {
-        environment()?.template_from_str(source)?;
-        Ok(Self { source: source.to_owned(), bos_token: bos_token.to_owned(), eos_token: eos_token.to_owned() })
+        environment(None)?.template_from_str(source)?;
+        let [source, bos_token, eos_token] = [source, bos_token, eos_token].map(str::to_owned);
+        Ok(Self { source, bos_token, eos_token, time: None })
+    }
+
+    /// The template at a fixed time, in UTC. Otherwise
+    /// `strftime_now` takes the clock's local time.
+    ///
+    /// # Errors
+    /// [`Error::ChatTemplate`] when the time is beyond the year 9999.
+    pub fn at(self, time: SystemTime) -> Result<Self, Error> {
+        let time = jiff::Timestamp::try_from(time).map_err(invalid)?;
+        Ok(Self { time: Some(time.to_zoned_datetime(TimeZone::UTC)), ..self })
     }
 
     /// The prompt for messages. With `reply`, it ends where the assistant begins.
@@ -68,7 +85,7 @@ impl ChatTemplate {
             tools => (),
             documents => (),
         };
-        Ok(environment()?.template_from_str(&self.source)?.render(values)?)
+        Ok(environment(self.time.clone())?.template_from_str(&self.source)?.render(values)?)
     }
 }
 
@@ -91,18 +108,29 @@ pub(crate) fn source(model: &Model, path: &Path) -> Result<Option<String>, Error
 }
 
 /// Jinja as `transformers` sets it up.
-fn environment() -> Result<Environment<'static>, Error> {
+fn environment(time: Option<ZonedDateTime>) -> Result<Environment<'static>, Error> {
     let mut environment = Environment::new();
     environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     environment.add_function("raise_exception", |text: String| -> Result<Value, minijinja::Error> {
         Err(minijinja::Error::new(ErrorKind::InvalidOperation, text))
     });
+    environment.add_function("strftime_now", move |format: &str| {
+        let now = time.clone().unwrap_or_else(ZonedDateTime::now);
+        strtime::format(format, &now).map_err(invalid)
+    });
     Ok(environment)
+}
+
+/// An error of dates as one of the template.
+fn invalid(error: jiff::Error) -> minijinja::Error {
+    minijinja::Error::new(ErrorKind::InvalidOperation, error.to_string())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     const CHATML: &str = "{% for m in messages %}\n{{'<|im_start|>' + m['role'] + '\n' + m['content'].strip() + '<|im_end|>\n'}}\
@@ -123,6 +151,19 @@ mod tests {
         let source = "{{ bos_token }}{% if tools is not none %}tools{% endif %}{{ messages[0].content | tojson }}{{ eos_token }}";
         let template = ChatTemplate::new(source, "<s>", "</s>").expect("a template");
         assert_eq!(template.render(&[Message::user("a")], true).expect("a prompt"), "<s>\"a\"</s>");
+    }
+
+    #[test]
+    fn templates_know_the_date() {
+        let render = |template: &ChatTemplate| template.render(&[], true).expect("a prompt");
+        let source = "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y, %-H:%M') }}{% endif %}";
+        let template = ChatTemplate::new(source, "", "").expect("a template");
+        let leap_day = SystemTime::UNIX_EPOCH + Duration::from_secs(1_709_209_865);
+        assert_eq!(render(&template.clone().at(leap_day).expect("a date")), "29 Feb 2024, 12:31");
+        let year = ChatTemplate::new("{{ strftime_now('%Y') }}", "", "").expect("a template");
+        assert!(render(&year).parse::<u32>().is_ok_and(|year| year > 2024), "{}", render(&year));
+        let wrong = ChatTemplate::new("{{ strftime_now('%') }}", "", "").expect("a template");
+        assert!(matches!(wrong.render(&[], true), Err(Error::ChatTemplate { .. })));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use qgemm_api::{Buffer, Context, DType, FormatError, FusedWeight, GatherRows, HostWeight, Model, Weight};
+use qgemm_api::{Buffer, Context, DType, FusedWeight, GatherRows, HostWeight, Model, Weight};
 
 use crate::architecture::{Architecture, TensorNames};
 use crate::error::Error;
@@ -51,16 +51,11 @@ pub struct Layer {
 }
 
 /// Query, key and value projections.
-pub enum Qkv {
-    /// One weight.
-    Fused {
-        /// The weight, with a segment each.
-        weight: FusedWeight,
-        /// Bias of all segments.
-        bias: Option<Buffer>,
-    },
-    /// Three weights, where formats or column orders differ.
-    Separate(Box<[Projection; 3]>),
+pub struct Qkv {
+    /// The weight, with a segment each.
+    pub weight: FusedWeight,
+    /// Bias of all segments.
+    pub bias: Option<Buffer>,
 }
 
 impl Decoder {
@@ -129,7 +124,7 @@ impl Loader<'_> {
         })
     }
 
-    /// Query, key and value: one weight if their formats permit.
+    /// Query, key and value as segments of one X.
     fn qkv(&mut self, names: [String; 3]) -> Result<Qkv, Error> {
         let &Hyperparameters { hidden, heads, kv_heads, head_dim, .. } = self.numbers;
         let features = [heads, kv_heads, kv_heads].map(|heads| heads * head_dim);
@@ -142,25 +137,13 @@ impl Loader<'_> {
             }
             parts.push((weight, bias));
         }
-        let [q, k, v] = &parts[..] else { unreachable!("three names") };
-        match self.tensors.ctx.load_fused(&[&q.0, &k.0, &v.0]) {
-            Ok(weight) => {
-                let has_bias = parts.iter().any(|(_, bias)| bias.is_some());
-                let of_part = |((_, bias), n): (&(HostWeight, Option<Vec<f32>>), usize)| {
-                    bias.clone().unwrap_or_else(|| vec![0.0; n])
-                };
-                let bias: Vec<f32> = parts.iter().zip(features).flat_map(of_part).collect();
-                let bias = has_bias.then(|| self.tensors.ctx.upload(&bias)).transpose()?;
-                Ok(Qkv::Fused { weight, bias })
-            }
-            Err(qgemm_api::Error::Format(FormatError::PartMismatch { .. } | FormatError::PartEndsInScale { .. })) => {
-                let part = |(weight, bias): &(HostWeight, Option<Vec<f32>>)| {
-                    let weight = self.tensors.ctx.load(weight)?;
-                    self.normed(&weight, self.tensors.precision.activations, bias.clone())
-                };
-                Ok(Qkv::Separate(Box::new([part(q)?, part(k)?, part(v)?])))
-            }
-            Err(error) => Err(error.into()),
-        }
+        let weights: Vec<&HostWeight> = parts.iter().map(|(weight, _)| weight).collect();
+        let weight = self.tensors.ctx.load_fused(&weights)?;
+        let has_bias = parts.iter().any(|(_, bias)| bias.is_some());
+        let of_part =
+            |((_, bias), n): (&(HostWeight, Option<Vec<f32>>), usize)| bias.clone().unwrap_or_else(|| vec![0.0; n]);
+        let bias: Vec<f32> = parts.iter().zip(features).flat_map(of_part).collect();
+        let bias = has_bias.then(|| self.tensors.ctx.upload(&bias)).transpose()?;
+        Ok(Qkv { weight, bias })
     }
 }

@@ -155,22 +155,22 @@ impl Engine {
         }
         let scheduled = self.running.iter().zip(&chunks).filter(|(_, count)| **count > 0);
         let sequences: Vec<Sequence<'_>> = scheduled.map(|(session, &count)| session.sequence(count)).collect();
-        let logits = match self.forward.run(&sequences) {
-            Ok(logits) => logits,
+        let sampled = match self.forward.run(&sequences) {
+            Ok(sampled) => sampled,
             Err(error) => {
                 self.ended = outputs;
                 return Err(error);
             }
         };
-        let mut logits = logits.into_iter();
+        let mut sampled = sampled.into_iter();
         for (mut session, count) in std::mem::take(&mut self.running).into_iter().zip(chunks) {
             session.cached += count;
             if count == 0 || session.pending() > 0 {
                 self.running.push(session);
                 continue;
             }
-            let Some(logits) = logits.next() else { unreachable!("sequences that end have logits") };
-            let output = session.advance(&logits, self.model.tokenizer(), self.context);
+            let Some(sampled) = sampled.next() else { unreachable!("sequences that end have a token") };
+            let output = session.advance(sampled, self.model.tokenizer(), self.context);
             match output.finish {
                 None => self.running.push(session),
                 Some(_) => self.pool.release(session.pages),

@@ -10,13 +10,14 @@ use qgemm_api::{
     NormFunction, NormPlan, Queries, Stream, Workspace,
 };
 
-use crate::decoder::{Decoder, Layer, Qkv};
+use crate::decoder::{Decoder, Qkv};
 use crate::error::Error;
 use crate::feed_forward::{ExpertMemory, FeedForwardArgs};
 use crate::hyperparameters::Hyperparameters;
 use crate::kv_cache::{CacheSize, KvCache};
 use crate::loader::normed_problem;
 use crate::projection::Projection;
+use crate::sampler::{Draw, Sampled, Sampler};
 
 /// Most shapes whose plans are kept.
 const KEPT_SHAPES: usize = 64;
@@ -33,8 +34,8 @@ pub struct Sequence<'a> {
     pub length: usize,
     /// Pages of the session.
     pub pages: &'a [u32],
-    /// Whether logits of the last token are needed.
-    pub needs_logits: bool,
+    /// The token to sample after the last one, if it is wanted.
+    pub draw: Option<Draw<'a>>,
 }
 
 /// A decoder with its cache and memory for a step.
@@ -45,6 +46,7 @@ pub struct Forward {
     inputs: Inputs,
     activations: Activations,
     experts: Option<ExpertMemory>,
+    sampler: Sampler,
     workspace: Workspace,
     plans: HashMap<Shape, Plans>,
 }
@@ -94,8 +96,8 @@ struct Plans {
     ffn_norm: Option<NormPlan>,
     /// Norms of the heads of queries and keys.
     head_norms: Option<[NormPlan; 2]>,
-    /// Fused QKV by layer; none where the projections are separate.
-    qkv: Vec<Option<FusedPlan>>,
+    /// Query, key and value projections by layer.
+    qkv: Vec<FusedPlan>,
     workspace_bytes: usize,
 }
 
@@ -134,15 +136,16 @@ impl Forward {
         let cache = KvCache::new(ctx, &decoder.numbers, size)?;
         let parts = decoder.layers.iter().map(|layer| &layer.feed_forward);
         let experts = ExpertMemory::new(ctx, parts, (&decoder.numbers, dtype), tokens)?;
+        let sampler = Sampler::new(ctx, sequences, decoder.vocabulary())?;
         let (workspace, plans) = (ctx.workspace(0)?, HashMap::new());
-        Ok(Self { ctx: ctx.clone(), decoder, cache, inputs, activations, experts, workspace, plans })
+        Ok(Self { ctx: ctx.clone(), decoder, cache, inputs, activations, experts, sampler, workspace, plans })
     }
 
-    /// Runs a step. Returns the logits of each sequence that needs them, in order.
+    /// Runs a step. Returns the token of each sequence that draws one, in order.
     ///
     /// # Errors
     /// A device error, after which the cache's new tokens are undefined; a step may be repeated.
-    pub fn run(&mut self, sequences: &[Sequence<'_>]) -> Result<Vec<Vec<f32>>, Error> {
+    pub fn run(&mut self, sequences: &[Sequence<'_>]) -> Result<Vec<Result<Sampled, Error>>, Error> {
         let shape = self.upload(sequences)?;
         if !self.plans.contains_key(&shape) {
             let plans = self.plan(shape)?;
@@ -158,7 +161,9 @@ impl Forward {
         for layer in 0..self.decoder.layers.len() {
             self.layer(&stream, shape, layer)?;
         }
-        self.logits(&stream, &wanted)
+        self.logits(&stream, &wanted)?;
+        let draws: Vec<Draw<'_>> = sequences.iter().filter_map(|sequence| sequence.draw).collect();
+        if draws.is_empty() { Ok(Vec::new()) } else { self.sampler.sample(&stream, &self.activations.logits, &draws) }
     }
 
     /// Uploads ids, offsets, lengths and the block table.
@@ -215,10 +220,11 @@ impl Forward {
             ctx.plan_norm(&Norm::new(tokens * heads, head_dim, dtype, function).d_in_place())
         };
         let has_head_norms = decoder.layers.iter().any(|layer| layer.head_norms.is_some());
-        let qkv = decoder.layers.iter().map(|layer| self.plan_qkv(layer, tokens)).collect::<Result<Vec<_>, _>>()?;
+        let qkv =
+            decoder.layers.iter().map(|layer| self.plan_qkv(&layer.qkv, tokens)).collect::<Result<Vec<_>, _>>()?;
         let function = NormFunction::rms(eps).gamma(DType::F32);
         let ffn_norm = Norm::new(tokens, hidden, DType::F32, function).d_dtype(dtype);
-        let fused = qkv.iter().flatten().map(FusedPlan::workspace_bytes).max().unwrap_or(0);
+        let fused = qkv.iter().map(FusedPlan::workspace_bytes).max().unwrap_or(0);
         Ok(Plans {
             embedding: ctx.plan_gather_rows(&GatherRows::new(&decoder.embedding, tokens))?,
             append: ctx.plan_kv_append(&self.cache.describe_append(append))?,
@@ -230,8 +236,7 @@ impl Forward {
         })
     }
 
-    fn plan_qkv(&self, layer: &Layer, tokens: usize) -> Result<Option<FusedPlan>, Error> {
-        let Qkv::Fused { weight, bias } = &layer.qkv else { return Ok(None) };
+    fn plan_qkv(&self, Qkv { weight, bias }: &Qkv, tokens: usize) -> Result<FusedPlan, Error> {
         let Decoder { precision, numbers, .. } = &*self.decoder;
         let mut problem = FusedProblem::new(weight, tokens, DType::F32);
         for segment in 0..weight.segments() {
@@ -241,7 +246,7 @@ impl Forward {
             let p = normed_problem(p, *precision, numbers.eps);
             if bias.is_some() { p.bias(DType::F32) } else { p }
         });
-        Ok(Some(self.ctx.plan_fused(&problem)?))
+        Ok(self.ctx.plan_fused(&problem)?)
     }
 
     /// Makes the workspace large enough for all plans of the step.
@@ -252,9 +257,6 @@ impl Forward {
             Ok::<_, Error>(())
         };
         for layer in &self.decoder.layers {
-            if let Qkv::Separate(parts) = &layer.qkv {
-                parts.iter().try_for_each(|part| needs(part, shape.tokens))?;
-            }
             needs(&layer.attention_output, shape.tokens)?;
             layer.feed_forward.products().into_iter().try_for_each(|p| needs(p, shape.tokens))?;
         }
@@ -311,28 +313,17 @@ impl Forward {
     /// Query, key and value of a layer.
     fn qkv(&mut self, stream: &Stream, shape: Shape, index: usize) -> Result<(), Error> {
         let layer = &self.decoder.layers[index];
-        let gamma = &layer.attention_norm;
+        let Qkv { weight, bias } = &layer.qkv;
         let Activations { x, q, k, v, .. } = &mut self.activations;
-        match (&layer.qkv, &self.plans[&shape].qkv[index]) {
-            (Qkv::Fused { weight, bias }, Some(plan)) => {
-                let mut outputs: [BufferMut<'_>; 3] = [q.into(), k.into(), v.into()];
-                let mut args = FusedArgs::new(&*x, weight, &mut outputs, &mut self.workspace);
-                (args.bias, args.gamma) = (bias.as_ref().map(Buffer::view), Some(gamma.view()));
-                Ok(plan.run(stream, args)?)
-            }
-            (Qkv::Separate(parts), _) => {
-                for (part, d) in parts.iter().zip([q, k, v]) {
-                    part.run(stream, shape.tokens, &*x, d, Some(gamma), &mut self.workspace)?;
-                }
-                Ok(())
-            }
-            (Qkv::Fused { .. }, None) => unreachable!("fused projections are planned"),
-        }
+        let mut outputs: [BufferMut<'_>; 3] = [q.into(), k.into(), v.into()];
+        let mut args = FusedArgs::new(&*x, weight, &mut outputs, &mut self.workspace);
+        (args.bias, args.gamma) = (bias.as_ref().map(Buffer::view), Some(layer.attention_norm.view()));
+        Ok(self.plans[&shape].qkv[index].run(stream, args)?)
     }
 
     /// Logits of rows of the residual stream.
-    fn logits(&mut self, stream: &Stream, wanted: &[usize]) -> Result<Vec<Vec<f32>>, Error> {
-        let (Some(&first), count) = (wanted.first(), wanted.len()) else { return Ok(Vec::new()) };
+    fn logits(&mut self, stream: &Stream, wanted: &[usize]) -> Result<(), Error> {
+        let (Some(&first), count) = (wanted.first(), wanted.len()) else { return Ok(()) };
         let row = self.decoder.numbers.hidden * DType::F32.bytes();
         let Activations { x, last, logits, .. } = &mut self.activations;
         let is_contiguous = wanted.iter().enumerate().all(|(i, &at)| at == first + i);
@@ -348,19 +339,16 @@ impl Forward {
             last.view()
         };
         let gamma = Some(&self.decoder.output_norm);
-        self.decoder.head.run(stream, count, rows, &mut *logits, gamma, &mut self.workspace)?;
-        let vocabulary = self.decoder.vocabulary();
-        let values: Vec<f32> = self.ctx.download(logits.slice(0..count * vocabulary * DType::F32.bytes())?)?;
-        Ok(values.chunks_exact(vocabulary).map(<[f32]>::to_vec).collect())
+        self.decoder.head.run(stream, count, rows, logits, gamma, &mut self.workspace)
     }
 }
 
-/// Rows of the last tokens of sequences that need logits.
+/// Rows of the last tokens of sequences that draw a token.
 fn wanted_rows(sequences: &[Sequence<'_>]) -> Vec<usize> {
     let mut end = 0;
     let last = |sequence: &Sequence<'_>| {
         end += sequence.ids.len();
-        sequence.needs_logits.then(|| end - 1)
+        sequence.draw.map(|_| end - 1)
     };
     sequences.iter().filter_map(last).collect()
 }

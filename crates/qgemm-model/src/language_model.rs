@@ -4,9 +4,9 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-use qgemm_api::{Context, open_model};
+use qgemm_api::{Context, Model, open_model};
 
-use crate::architecture::architecture;
+use crate::architecture::{TensorNames, architecture};
 use crate::chat_template::{self, ChatTemplate, Message};
 use crate::decoder::Decoder;
 use crate::error::Error;
@@ -22,6 +22,7 @@ pub struct LanguageModel {
     ctx: Context,
     architecture: &'static str,
     decoder: Arc<Decoder>,
+    weight_bytes: u64,
     tokenizer: Arc<Tokenizer>,
     chat_template: Option<ChatTemplate>,
 }
@@ -45,11 +46,13 @@ impl LanguageModel {
         let (bos, eos) = (text(tokenizer.bos_text()), text(tokenizer.eos_text()));
         let chat_template = source.map(|source| ChatTemplate::new(&source, &bos, &eos)).transpose()?;
         let rotary = (rotary, numbers.context);
+        let weight_bytes = weight_bytes(&model, names);
         let decoder = Decoder::load(ctx, &model, (architecture, names), numbers, rotary, precision)?;
         Ok(Self {
             ctx: ctx.clone(),
             architecture: architecture.name,
             decoder: Arc::new(decoder),
+            weight_bytes,
             tokenizer: Arc::new(tokenizer),
             chat_template,
         })
@@ -75,9 +78,20 @@ impl LanguageModel {
         self.decoder.vocabulary()
     }
 
+    /// Bytes of weights that a step reads, in the checkpoint's
+    /// formats: all but an embedding that is not the head, too.
+    pub fn weight_bytes(&self) -> u64 {
+        self.weight_bytes
+    }
+
     /// The tokenizer.
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
+    }
+
+    /// The chat template, if the model has one.
+    pub fn chat_template(&self) -> Option<&ChatTemplate> {
+        self.chat_template.as_ref()
     }
 
     /// Tokens of a conversation, ready for the assistant's reply.
@@ -93,6 +107,16 @@ impl LanguageModel {
     pub(crate) fn decoder(&self) -> &Arc<Decoder> {
         &self.decoder
     }
+}
+
+/// Bytes of all tensors, without an embedding that is only looked up.
+fn weight_bytes(model: &Model, names: &TensorNames) -> u64 {
+    let all: u64 = model.tensors().iter().map(|tensor| tensor.bytes as u64).sum();
+    let embedding = match names.head.is_empty() || model.info(names.head).is_err() {
+        true => 0,
+        false => model.info(names.embedding).map_or(0, |tensor| tensor.bytes as u64),
+    };
+    all - embedding
 }
 
 impl fmt::Debug for LanguageModel {

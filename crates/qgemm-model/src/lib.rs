@@ -38,7 +38,6 @@ mod kv_cache;
 mod language_model;
 mod loader;
 mod page_pool;
-mod philox;
 mod precision;
 mod projection;
 mod rotary;

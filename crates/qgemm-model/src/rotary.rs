@@ -48,7 +48,6 @@ pub struct RotarySettings {
     /// The description, with scaling.
     pub rotary: Rotary,
     dim: usize,
-    base: f64,
 }
 
 impl RotarySettings {
@@ -79,7 +78,7 @@ impl RotarySettings {
                 rotary = rotary.amplitude(amplitude as f32);
             }
         }
-        Ok(Self { rotary, dim, base })
+        Ok(Self { rotary, dim })
     }
 
     /// Pairs of features.
@@ -98,20 +97,12 @@ impl RotarySettings {
         positions: usize,
     ) -> Result<RotaryEmbedding, Error> {
         let Some(factors) = factors else { return Ok(RotaryEmbedding { rotary: self.rotary, tables: None }) };
-        let angles = angles(self.base, self.dim, factors, positions);
-        let table = |of: fn(f64) -> f64| ctx.upload(&angles.iter().map(|&a| of(a) as f32).collect::<Vec<f32>>());
+        let [cos, sin] = self.rotary.cos_and_sin(factors, positions)?;
         Ok(RotaryEmbedding {
             rotary: self.rotary.tables(positions),
-            tables: Some([table(f64::cos)?, table(f64::sin)?]),
+            tables: Some([ctx.upload(&cos)?, ctx.upload(&sin)?]),
         })
     }
-}
-
-/// Angles of all positions and pairs.
-fn angles(base: f64, dim: usize, factors: &[f32], positions: usize) -> Vec<f64> {
-    let frequency = |(pair, factor): (usize, &f32)| base.powf(-2.0 * pair as f64 / dim as f64) / f64::from(*factor);
-    let frequencies: Vec<f64> = factors.iter().enumerate().map(frequency).collect();
-    (0..positions).flat_map(|position| frequencies.iter().map(move |f| position as f64 * f)).collect()
 }
 
 fn scaling(settings: &Settings<'_>, numbers: &Hyperparameters) -> Result<RotaryScaling, Error> {
@@ -185,12 +176,5 @@ mod tests {
         let refused = read(&[("rope_scaling", json!({ "rope_type": "longrope" }))]).expect_err("not run").to_string();
         assert_eq!(refused, "`rope_scaling.rope_type` is longrope: expected none, linear, llama3 or yarn");
         assert!(matches!(read(&[("rope_scaling", json!({ "type": "linear" }))]), Err(Error::MissingSetting { .. })));
-    }
-
-    #[test]
-    fn factors_divide_frequencies() {
-        let got = angles(100.0, 4, &[1.0, 8.0], 3);
-        let expected = [0.0, 0.0, 1.0, 0.1 / 8.0, 2.0, 0.2 / 8.0];
-        assert!(got.iter().zip(expected).all(|(got, expected)| (got - expected).abs() < 1e-12), "{got:?}");
     }
 }

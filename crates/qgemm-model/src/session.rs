@@ -3,7 +3,7 @@
 use crate::error::Error;
 use crate::forward::Sequence;
 use crate::page_pool::PageTable;
-use crate::sampler::{Sampled, Sampling};
+use crate::sampler::{Draw, Sampled, Sampling};
 use crate::stop_strings::StopStrings;
 use crate::text_stream::TextStream;
 use crate::tokenizer::Tokenizer;
@@ -97,8 +97,9 @@ impl Session {
     /// The next `count` tokens as part of a step.
     pub fn sequence(&self, count: usize) -> Sequence<'_> {
         let length = self.cached + count;
-        let (ids, needs_logits) = (&self.ids[self.cached..length], length == self.ids.len());
-        Sequence { ids, length, pages: self.pages.pages(), needs_logits }
+        let draw = Draw { sampling: &self.generation.sampling, earlier: &self.ids };
+        let draw = (length == self.ids.len()).then_some(draw);
+        Sequence { ids: &self.ids[self.cached..length], length, pages: self.pages.pages(), draw }
     }
 
     /// Whether it has all tokens that it may generate.
@@ -106,9 +107,9 @@ impl Session {
         self.ids.len() - self.prompt >= self.generation.max_tokens
     }
 
-    /// Samples the next token from logits, and says what to emit. `context` bounds the tokens of a session.
-    pub fn advance(&mut self, logits: &[f32], tokenizer: &Tokenizer, context: usize) -> Output {
-        let sampled = match self.generation.sampling.sample(logits, &self.ids, self.ids.len()) {
+    /// Adds the next token, and says what to emit. `context` bounds the tokens of a session.
+    pub fn advance(&mut self, sampled: Result<Sampled, Error>, tokenizer: &Tokenizer, context: usize) -> Output {
+        let sampled = match sampled {
             Ok(sampled) => sampled,
             Err(error) => return self.end(None, String::new(), Finish::Failed(error), tokenizer),
         };

@@ -39,7 +39,8 @@ macro_rules! conformance {
             indexer_lengths indexer_heads indexer_values indexer_best indexer_layouts
             gradient_formats gradient_exact gradient_nan_codes gradient_parts gradient_order gradient_gated gradient_experts
             optimizer_rules optimizer_steps
-            gather_rows_formats gather_rows_ids gather_rows_layouts);
+            gather_rows_formats gather_rows_ids gather_rows_layouts
+            sampling_rules sampling_sizes sampling_penalties sampling_log_probabilities sampling_faults sampling_layouts);
     };
     (@tests $device:literal $($group:ident)*) => {
         $(

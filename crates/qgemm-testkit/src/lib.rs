@@ -39,6 +39,7 @@ mod planes;
 mod quantize;
 mod random;
 mod routing;
+mod sampling;
 mod suite;
 mod weights;
 
@@ -66,5 +67,6 @@ pub use optimizer::OptimizerCase;
 pub use outcome::{Exemption, Failure, Outcome, Verdict, WrongBits};
 pub use quantize::{QuantizeCase, QuantizeLayout, run_quantize};
 pub use routing::{RoutingCase, RoutingFrom, RoutingValues, run_routing};
+pub use sampling::{SamplingCase, SamplingLogits, SamplingRules};
 pub use suite::{Group, SUITES, Selection, Suite, TestCase, group_names, suite, suite_with};
 pub use weights::{TestWeightError, WeightKind, gated_weights, weight};

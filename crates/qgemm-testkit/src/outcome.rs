@@ -73,6 +73,8 @@ pub enum Failure {
     /// A token has the wrong experts or weights, or the status is
     /// wrong.
     Misrouted(String),
+    /// A row has the wrong token, log-probability or status.
+    WrongToken(String),
     /// A log-sum-exp exceeds its limit; rows are queries, columns
     /// heads.
     WrongLogSumExp(Mismatch),
@@ -169,6 +171,7 @@ impl fmt::Display for Failure {
             Failure::WrongBits(wrong) => write!(f, "wrong bits: {wrong}"),
             Failure::WrongCode(why) => write!(f, "wrong code: {why}"),
             Failure::Misrouted(why) => write!(f, "misrouted: {why}"),
+            Failure::WrongToken(why) => write!(f, "wrong token: {why}"),
             Failure::WrongLogSumExp(bad) => write!(f, "wrong log-sum-exp: {bad}"),
             Failure::WroteOutside(byte) => write!(f, "wrote byte {byte} outside of D's rows"),
             Failure::NotRepeatable(byte) => write!(f, "a second run differs, first in byte {byte}"),

@@ -14,7 +14,7 @@ use crate::gradient::GradientSuite;
 use crate::norm::NormSuite;
 use crate::outcome::Outcome;
 use crate::quantize::QuantizeSuite;
-use crate::{attention, convert, indexer, kv_append, matmul, optimizer, routing};
+use crate::{attention, convert, indexer, kv_append, matmul, optimizer, routing, sampling};
 
 /// A case of an operation, as data. Its text names everything
 /// that it depends on.
@@ -134,6 +134,7 @@ pub const SUITES: &[&dyn Suite] = &[
     &GradientSuite,
     &optimizer::SUITE,
     &GatherRowsSuite,
+    &sampling::SUITE,
 ];
 
 /// The suite of an operation.

@@ -49,15 +49,14 @@ impl Context {
         Weight::load_gated(&*self.device, stream, gate, up)
     }
 
-    /// Packs weights of the same input (e.g. Q, K and V) as one weight with
-    /// segments, for one product.
+    /// Packs weights of the same input (e.g. Q, K and V) as segments with one X.
     ///
-    /// They may differ in N and in the presence of row scales.
+    /// They may differ in N, format, row scales and column order. Neighbours of one format
+    /// and column order become one weight with one product.
     ///
     /// # Errors
-    /// [`FormatError::PartMismatch`](crate::FormatError::PartMismatch) when format,
-    /// K or column order differ, and other errors of [`HostWeight::concat_rows`].
-    /// Others as in [`Context::load`].
+    /// [`FormatError::PartMismatch`](crate::FormatError::PartMismatch) when K differs;
+    /// [`FormatError::NoParts`](crate::FormatError::NoParts). Others as in [`Context::load`].
     pub fn load_fused(&self, parts: &[&HostWeight]) -> Result<FusedWeight, Error> {
         FusedWeight::load(self, parts)
     }

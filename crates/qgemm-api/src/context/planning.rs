@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::experts::{Experts, Moe, MoeLayer};
 use crate::fused::{FusedPlan, FusedProblem};
 use crate::gemm::{Candidate, Linear, Plan, Problem};
-use crate::gradient::{Gradient, GradientPlan, GradientWeight};
+use crate::gradient::{Gradient, GradientPlan, GradientWeight, ThroughShape};
 use crate::norm::NormPlan;
 use crate::quantization::{Quantization, QuantizationPlan, QuantizedX};
 use crate::weight::Weight;
@@ -75,7 +75,12 @@ impl Context {
         weight: impl Into<GradientWeight<'a>>,
         gradient: &Gradient,
     ) -> Result<GradientPlan, Error> {
-        GradientPlan::new(&*self.device, self.tuned(), &self.plans, &weight.into().shape(), gradient)
+        self.plan_gradient_by(&weight.into().shape(), gradient)
+    }
+
+    /// [`Context::plan_gradient`] through a weight of a shape.
+    pub(crate) fn plan_gradient_by(&self, weight: &ThroughShape, gradient: &Gradient) -> Result<GradientPlan, Error> {
+        GradientPlan::new(&*self.device, self.tuned(), &self.plans, weight, gradient)
     }
 
     /// Memory for the codes and scales of an X, for

@@ -7,11 +7,11 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::numbers::{Heads, Numbers};
-use super::operands::PlannedRotary;
+use super::rotary::PlannedRotary;
 use crate::error::Error;
 
 /// Supported architectures.
-pub(super) const SERVED: &[&str] = &["llama", "qwen3", "qwen3moe", "bert"];
+pub(super) const SERVED: &[&str] = &["llama", "mistral", "qwen2", "qwen3", "qwen3moe", "bert"];
 
 /// Tensor names of a layer.
 struct Names {
@@ -29,8 +29,10 @@ struct Names {
     gates: &'static str,
     ups: &'static str,
     downs: &'static str,
-    /// Output head, or the embedding that is tied to it.
-    heads: &'static [&'static str],
+    /// Output head; the embedding is the head where there is none.
+    head: &'static str,
+    /// Embedding.
+    embedding: &'static str,
     /// Norms of a layer: at attention, and at the feed-forward part.
     norms: [&'static str; 2],
     /// Norms of query and key heads.
@@ -52,7 +54,8 @@ const GGUF: Names = Names {
     gates: "ffn_gate_exps",
     ups: "ffn_up_exps",
     downs: "ffn_down_exps",
-    heads: &["output", "token_embd"],
+    head: "output",
+    embedding: "token_embd",
     norms: ["attn_norm", "ffn_norm"],
     head_norms: ["attn_q_norm", "attn_k_norm"],
     outer_norms: &["output_norm"],
@@ -74,7 +77,8 @@ const DECODER: Names = Names {
     gates: "mlp.experts.{e}.gate_proj",
     ups: "mlp.experts.{e}.up_proj",
     downs: "mlp.experts.{e}.down_proj",
-    heads: &["lm_head", "model.embed_tokens"],
+    head: "lm_head",
+    embedding: "model.embed_tokens",
     norms: ["input_layernorm", "post_attention_layernorm"],
     head_norms: ["self_attn.q_norm", "self_attn.k_norm"],
     outer_norms: &["model.norm"],
@@ -98,6 +102,8 @@ const ENCODER: Names = Names {
 pub(super) struct Network {
     pub architecture: &'static str,
     pub layers: Vec<LayerTensors>,
+    /// Rows by token. None in encoders, which add up rows of several tables.
+    pub embedding: Option<Matrix>,
     /// Product that makes logits, if any.
     pub head: Option<Matrix>,
     /// Whether norms precede the products of their part (pre-norm).
@@ -111,6 +117,8 @@ pub(super) struct Network {
     pub eps: f32,
     /// Norm before the head, or after the embeddings of an encoder.
     pub outer_norm: NormTensors,
+    /// Keys that a query sees at most, if the model limits them.
+    pub window: Option<usize>,
     /// Context length of the model, if stated.
     pub context: Option<usize>,
 }
@@ -198,13 +206,15 @@ pub(super) fn network(model: &Model, config: Option<&str>) -> Result<Network, Er
     while reader.has(layers.len(), names.q) {
         layers.push(reader.layer(layers.len(), top_k)?);
     }
-    let head = match is_encoder {
-        true => None,
+    let (embedding, head) = match is_encoder {
+        true => (None, None),
         false => {
-            let name = names.heads.iter().find(|name| model.info(name).is_ok());
-            let name =
-                name.ok_or_else(|| incomplete(format!("expected one of the tensors {}", names.heads.join(", "))))?;
-            Some(reader.matrix((*name).to_owned(), "head")?.0)
+            let embedding = reader.matrix(names.embedding.to_owned(), "embedding")?.0;
+            let head = match model.info(names.head) {
+                Ok(_) => reader.matrix(names.head.to_owned(), "head")?.0,
+                Err(_) => embedding.clone(),
+            };
+            (Some(embedding), Some(head))
         }
     };
     let outer = names.outer_norms.iter().find(|name| model.info(name).is_ok()).unwrap_or(&names.outer_norms[0]);
@@ -216,8 +226,21 @@ pub(super) fn network(model: &Model, config: Option<&str>) -> Result<Network, Er
         return Err(incomplete(format!("expected the tensors {}", names.head_norms.join(", "))));
     }
     let activation = if is_encoder { Activation::GeluErf } else { Activation::Silu };
-    let (pre_norm, context) = (!is_encoder, numbers.context());
-    Ok(Network { architecture, layers, head, pre_norm, activation, heads, rotary, eps, outer_norm, context })
+    let (pre_norm, context, window) = (!is_encoder, numbers.context(), numbers.window(architecture)?);
+    Ok(Network {
+        architecture,
+        layers,
+        embedding,
+        head,
+        pre_norm,
+        activation,
+        heads,
+        rotary,
+        eps,
+        outer_norm,
+        window,
+        context,
+    })
 }
 
 /// Checks that all layers have the head counts and dimensions.

@@ -1,6 +1,8 @@
 //! [`PlanArena`]: working memory of a plan, with canaries that debug runs check.
 
+use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use qgemm_hal::{Buffer, BufferMut, BufferRef, Device, Stream};
 
@@ -22,25 +24,36 @@ pub(super) const WORKSPACE: &str = "workspace";
 #[derive(Debug)]
 pub struct PlanArena {
     buffer: Buffer,
-    /// Regions in this memory.
-    regions: Vec<Region>,
-    /// Start of this memory within the plan's arena.
-    start: usize,
-    canary: u8,
+    regions: Arc<Regions>,
     /// Whether the canary of each region is written.
     armed: Vec<bool>,
     checks: bool,
 }
 
+/// Mutable regions of a plan, by name.
+#[derive(Debug)]
+pub(super) struct Regions {
+    all: Vec<Region>,
+    by_name: HashMap<String, usize>,
+    /// Start of the memory within the plan's arena.
+    start: usize,
+    /// Bytes of the memory.
+    bytes: usize,
+    canary: u8,
+}
+
+/// Memory of a run.
+pub(super) struct RunMemory<'a> {
+    pub memory: BufferMut<'a>,
+    pub regions: &'a Regions,
+}
+
 impl PlanArena {
-    pub(super) fn new(device: &dyn Device, plan: &MemoryPlan) -> Result<Self, Error> {
-        let regions: Vec<Region> = plan.regions.iter().filter(|r| r.kind != RegionKind::Weight).cloned().collect();
+    pub(super) fn new(device: &dyn Device, regions: &Arc<Regions>) -> Result<Self, Error> {
         Ok(Self {
-            buffer: device.allocate(plan.arena_bytes - plan.weights_end, "a plan's arena")?,
-            armed: vec![false; regions.len()],
-            regions,
-            start: plan.weights_end,
-            canary: plan.canary_value,
+            buffer: device.allocate(regions.bytes, "a plan's arena")?,
+            armed: vec![false; regions.all.len()],
+            regions: Arc::clone(regions),
             checks: cfg!(debug_assertions),
         })
     }
@@ -67,12 +80,18 @@ impl PlanArena {
         &mut self.buffer
     }
 
+    /// The memory alone, for [`LoadedPlan::step_in`](super::LoadedPlan::step_in). Nothing checks
+    /// canaries in it.
+    pub fn into_memory(self) -> Buffer {
+        self.buffer
+    }
+
     /// Read view of a region.
     ///
     /// # Errors
     /// [`Error::NotInPlan`].
     pub fn region(&self, name: &str) -> Result<BufferRef<'_>, Error> {
-        Ok(self.buffer.slice(self.range(name)?)?)
+        Ok(self.buffer.slice(self.regions.range(name)?)?)
     }
 
     /// Write view of a region, for the caller's own steps.
@@ -80,44 +99,13 @@ impl PlanArena {
     /// # Errors
     /// [`Error::NotInPlan`].
     pub fn region_mut(&mut self, name: &str) -> Result<BufferMut<'_>, Error> {
-        let range = self.range(name)?;
+        let range = self.regions.range(name)?;
         Ok(self.buffer.slice_mut(range)?)
     }
 
-    /// Byte range of a region in this memory.
-    pub(super) fn range(&self, name: &str) -> Result<Range<usize>, Error> {
-        let region = self.regions.iter().find(|region| region.name == name);
-        let region = region.ok_or_else(|| Error::NotInPlan { what: "region", name: name.to_owned() })?;
-        Ok(self.bytes_of(region))
-    }
-
-    /// Byte range of an optional region. Empty without one.
-    pub(super) fn given(&self, name: &Option<String>) -> Result<Range<usize>, Error> {
-        name.as_deref().map_or(Ok(0..0), |name| self.range(name))
-    }
-
-    /// Byte range of an operation's workspace. Empty if it needs none.
-    pub(super) fn workspace(&self, bytes: usize) -> Result<Range<usize>, Error> {
-        if bytes == 0 { Ok(0..0) } else { self.range(WORKSPACE) }
-    }
-
-    fn bytes_of(&self, region: &Region) -> Range<usize> {
-        let first = region.offset - self.start;
-        first..first + region.bytes
-    }
-
-    /// Byte range of a region's canary.
-    fn canary_of(&self, region: &Region) -> Range<usize> {
-        let first = region.offset - self.start;
-        first + region.bytes..first + region.reserved
-    }
-
-    pub(super) fn parts<const R: usize, const W: usize>(
-        &mut self,
-        read: [Range<usize>; R],
-        write: [Range<usize>; W],
-    ) -> Result<([BufferRef<'_>; R], [BufferMut<'_>; W]), Error> {
-        Ok(self.buffer.parts(read, write)?)
+    /// The memory for a run.
+    pub(super) fn run_memory(&mut self) -> RunMemory<'_> {
+        RunMemory { memory: self.buffer.view_mut(), regions: &self.regions }
     }
 
     /// Writes the canaries of regions that are live at operation `op` and not armed yet.
@@ -125,15 +113,14 @@ impl PlanArena {
         if !self.checks {
             return Ok(());
         }
-        for place in 0..self.regions.len() {
-            let region = &self.regions[place];
+        let regions = &*self.regions;
+        for (region, armed) in regions.all.iter().zip(&mut self.armed) {
             let lives = (region.first_op..=region.last_op).contains(&op);
-            if lives && !self.armed[place] {
-                let canary = self.canary_of(region);
-                device.fill(stream, self.buffer.slice_mut(canary)?, self.canary)?;
+            if lives && !*armed {
+                device.fill(stream, self.buffer.slice_mut(regions.canary_of(region))?, regions.canary)?;
             }
             // Other regions may reuse the bytes of a dead one.
-            self.armed[place] = lives;
+            *armed = lives;
         }
         Ok(())
     }
@@ -144,15 +131,65 @@ impl PlanArena {
             return Ok(());
         }
         let mut bytes = Vec::new();
-        for (region, _) in self.regions.iter().zip(&self.armed).filter(|(_, armed)| **armed) {
-            let canary = self.canary_of(region);
+        for (region, _) in self.regions.all.iter().zip(&self.armed).filter(|(_, armed)| **armed) {
+            let canary = self.regions.canary_of(region);
             bytes.resize(canary.len(), 0);
             device.download(stream, self.buffer.slice(canary)?, &mut bytes)?;
-            if let Some(byte) = bytes.iter().position(|&byte| byte != self.canary) {
+            if let Some(byte) = bytes.iter().position(|&byte| byte != self.regions.canary) {
                 let (op, region, len) = (op.to_owned(), region.name.clone(), region.bytes);
                 return Err(Error::CanaryOverwritten { op, region, len, byte });
             }
         }
         Ok(())
+    }
+}
+
+impl Regions {
+    pub fn new(plan: &MemoryPlan) -> Self {
+        let all: Vec<Region> = plan.regions.iter().filter(|r| r.kind != RegionKind::Weight).cloned().collect();
+        let by_name = all.iter().enumerate().map(|(place, region)| (region.name.clone(), place)).collect();
+        let (start, bytes) = (plan.weights_end, plan.arena_bytes - plan.weights_end);
+        Self { all, by_name, start, bytes, canary: plan.canary_value }
+    }
+
+    /// Bytes of the memory.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Byte range of a region in the memory.
+    pub fn range(&self, name: &str) -> Result<Range<usize>, Error> {
+        let place = self.by_name.get(name);
+        let place = place.ok_or_else(|| Error::NotInPlan { what: "region", name: name.to_owned() })?;
+        let region = &self.all[*place];
+        let first = region.offset - self.start;
+        Ok(first..first + region.bytes)
+    }
+
+    /// Byte range of an optional region. Empty without one.
+    pub fn optional(&self, name: Option<&str>) -> Result<Range<usize>, Error> {
+        name.map_or(Ok(0..0), |name| self.range(name))
+    }
+
+    /// Byte range of an operation's workspace. Empty if it needs none.
+    pub fn workspace(&self, bytes: usize) -> Result<Range<usize>, Error> {
+        if bytes == 0 { Ok(0..0) } else { self.range(WORKSPACE) }
+    }
+
+    /// Byte range of a region's canary.
+    fn canary_of(&self, region: &Region) -> Range<usize> {
+        let first = region.offset - self.start;
+        first + region.bytes..first + region.reserved
+    }
+}
+
+impl RunMemory<'_> {
+    /// Views of ranges of the memory.
+    pub fn parts<const R: usize, const W: usize>(
+        &mut self,
+        read: [Range<usize>; R],
+        write: [Range<usize>; W],
+    ) -> Result<([BufferRef<'_>; R], [BufferMut<'_>; W]), Error> {
+        Ok(self.memory.reborrow().parts(read, write)?)
     }
 }

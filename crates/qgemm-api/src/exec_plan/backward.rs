@@ -213,6 +213,6 @@ impl Trained {
     /// Region of the tensor's shape, in f32.
     fn part(&self, part: &str, kind: RegionKind) -> Buffer {
         let name = format!("{}.{part}", self.name);
-        Buffer { name, kind, rows: self.rows, columns: self.columns, dtype: DType::F32 }
+        Buffer { name, kind, rows: self.rows, columns: self.columns, dtype: DType::F32, kv: None }
     }
 }

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use qgemm_formats::{DType, FormatError};
-use qgemm_hal::{DeviceKind, XPrecision};
+use qgemm_hal::{DeviceKind, KvFormat, XPrecision};
 
-use super::architecture::{LayerTensors, Network, NormTensors, fingerprint, network};
+use super::architecture::{LayerTensors, Network, fingerprint, network};
 use super::backward::Taped;
 use super::file::{
     Barrier, BarrierKind, EXEC_SCHEMA, ExecPlan, ModelRecord, Phase, PhaseRange, PlannedOp, RegionKind, Runtime,
@@ -32,10 +32,19 @@ pub struct PlanOptions {
     /// KV-cache capacity per sequence, in keys. By default the model's
     /// context length, at most 4096.
     pub context: Option<usize>,
-    /// Element type of activations. Logits are f32.
+    /// Format of keys and values in the cache. By default the type of activations.
+    pub kv_format: Option<KvFormat>,
+    /// Tokens of a page of the cache, whose block table is an input of the step. By default
+    /// each sequence has rows of its own.
+    pub page_size: Option<usize>,
+    /// Element type of activations. Logits, and the residual stream in inference of decoders,
+    /// are f32.
     pub x_dtype: DType,
     /// Allowed rounding of activations.
     pub x_precision: XPrecision,
+    /// Whether the head computes logits of all tokens, as in training, instead of each
+    /// sequence's last token.
+    pub all_logits: bool,
     /// Whether to add a training step: gradients and two-moment optimizer state.
     pub train: bool,
 }
@@ -44,7 +53,18 @@ impl PlanOptions {
     /// Inference step of `batch` tokens with f16 activations.
     pub fn new(batch: usize) -> Self {
         let (sequences, context, x_precision) = (None, None, XPrecision::default());
-        Self { batch, sequences, context, x_dtype: DType::F16, x_precision, train: false }
+        let (kv_format, page_size) = (None, None);
+        Self {
+            batch,
+            sequences,
+            context,
+            kv_format,
+            page_size,
+            x_dtype: DType::F16,
+            x_precision,
+            all_logits: false,
+            train: false,
+        }
     }
 }
 
@@ -60,7 +80,8 @@ impl Context {
     /// It reads the file's table of contents only. It needs this context's device or
     /// a device description. It loads no weight and compiles nothing.
     ///
-    /// Architectures: llama, qwen3, qwen3moe and bert, from GGUF or safetensors.
+    /// Architectures: llama, mistral, qwen2, qwen3, qwen3moe and bert, from GGUF or
+    /// safetensors.
     ///
     /// # Errors
     /// [`Error::UnknownArchitecture`], [`Error::IncompleteModel`], or errors of opening
@@ -69,6 +90,9 @@ impl Context {
         check_dimension("batch", options.batch)?;
         if options.batch == 0 {
             return Err(Error::OutOfRange { name: "batch", least: 1, most: u32::MAX as usize, got: 0 });
+        }
+        if options.page_size == Some(0) {
+            return Err(Error::OutOfRange { name: "page size", least: 1, most: u32::MAX as usize, got: 0 });
         }
         let path = path.as_ref();
         let model = open_model(path)?;
@@ -191,12 +215,15 @@ pub(super) struct Buffer {
     pub rows: usize,
     pub columns: usize,
     pub dtype: DType,
+    /// Format of a cache in which elements are not of `dtype`.
+    pub kv: Option<KvFormat>,
 }
 
 impl Buffer {
     pub fn bytes(&self) -> Result<usize, Error> {
+        let bits = self.kv.map_or(8 * self.dtype.bytes(), KvFormat::bits);
         let values = self.rows.checked_mul(self.columns);
-        values.and_then(|values| values.checked_mul(self.dtype.bytes())).ok_or_else(too_large)
+        values.and_then(|values| values.checked_mul(bits)).map(|bits| bits / 8).ok_or_else(too_large)
     }
 }
 
@@ -204,28 +231,11 @@ impl Builder<'_> {
     fn network(&mut self) -> Result<(), Error> {
         let network = self.network;
         let Some(first) = network.layers.first() else { return Ok(()) };
-        let mut hidden = self.activation("hidden.0", first.q.k);
-        let mut made = self.inputs();
-        if network.pre_norm {
-            made.insert(0, hidden.clone());
-            self.step("embedding lookup", &hidden.name, &[], &made)?;
-        } else {
-            let embedded = self.activation("embeddings", first.q.k);
-            self.step("embedding lookup", &embedded.name, &[], std::slice::from_ref(&embedded))?;
-            hidden = self.norm("embedding_norm".into(), &network.outer_norm, &embedded, hidden)?;
-        }
+        let mut hidden = self.embedding(first.q.k)?;
         for (i, layer) in network.layers.iter().enumerate() {
             hidden = self.layer(i, layer, hidden)?;
         }
-        if let Some(head) = &network.head {
-            let normed = self.activation("output_norm", head.k);
-            let x = self.norm("output_norm".into(), &network.outer_norm, &hidden, normed)?;
-            let d = Buffer { dtype: DType::F32, ..self.activation("logits", head.n) };
-            self.product(Product::new("output", head, x, d.clone()))?;
-            if !self.options.train {
-                self.step("sampling", &d.name, std::slice::from_ref(&d), &[])?;
-            }
-        }
+        self.head(&hidden)?;
         if self.options.train {
             self.backward()?;
         }
@@ -234,7 +244,11 @@ impl Builder<'_> {
             // These regions live through all operations, whichever use them.
             if matches!(
                 wanted.kind,
-                RegionKind::Weight | RegionKind::Workspace | RegionKind::KvCache | RegionKind::OptimizerState
+                RegionKind::Weight
+                    | RegionKind::Workspace
+                    | RegionKind::Input
+                    | RegionKind::KvCache
+                    | RegionKind::OptimizerState
             ) {
                 (wanted.first_op, wanted.last_op) = (0, last);
             }
@@ -252,22 +266,9 @@ impl Builder<'_> {
         let id = |role: &str| format!("blk.{i}.{role}");
         let pre_norm = self.network.pre_norm;
         let [before, behind] = &layer.norms;
-        let normed = |builder: &mut Self, name: &str, of: &NormTensors, x: Buffer| match pre_norm {
-            true => {
-                let d = builder.activation(&id(name), x.columns);
-                builder.norm(id(name), of, &x, d)
-            }
-            false => Ok(x),
-        };
-        let x = normed(self, "attn_norm", before, hidden.clone())?;
-        let qkv = [("q", &layer.q), ("k", &layer.k), ("v", &layer.v)].map(|(role, m)| self.activation(&id(role), m.n));
-        for ((role, matrix), d) in
-            [("attn_q", &layer.q), ("attn_k", &layer.k), ("attn_v", &layer.v)].into_iter().zip(&qkv)
-        {
-            self.product(Product::new(id(role), matrix, x.clone(), d.clone()))?;
-        }
+        let qkv = self.qkv(i, layer, &hidden)?;
         let attended = self.attention(i, layer, qkv)?;
-        let d = self.activation(&id("attn_residual"), layer.o.n);
+        let d = self.hidden(&id("attn_residual"), layer.o.n);
         let product = Product::new(id("attn_output"), &layer.o, attended, d.clone());
         self.product(Product { residual: Some(hidden), ..product })?;
         let residual = match pre_norm {
@@ -278,8 +279,7 @@ impl Builder<'_> {
                 self.norm(id("attn_norm"), before, &d, normed)?
             }
         };
-        let x = normed(self, "ffn_norm", behind, residual.clone())?;
-        let out = self.feed_forward(i, &layer.feed_forward, x, residual)?;
+        let out = self.feed_forward(i, &layer.feed_forward, pre_norm.then_some(behind), residual)?;
         match pre_norm {
             true => Ok(out),
             false => {
@@ -293,7 +293,14 @@ impl Builder<'_> {
     /// Activation of the batch.
     pub fn activation(&self, name: &str, columns: usize) -> Buffer {
         let PlanOptions { batch, x_dtype, .. } = *self.options;
-        Buffer { name: name.to_owned(), kind: RegionKind::Activation, rows: batch, columns, dtype: x_dtype }
+        Buffer { name: name.to_owned(), kind: RegionKind::Activation, rows: batch, columns, dtype: x_dtype, kv: None }
+    }
+
+    /// Residual stream of the batch: f32 in inference of decoders.
+    pub fn hidden(&self, name: &str, columns: usize) -> Buffer {
+        let activation = self.activation(name, columns);
+        let dtype = if self.network.pre_norm && !self.options.train { DType::F32 } else { activation.dtype };
+        Buffer { dtype, ..activation }
     }
 
     /// Caller's step before the next operation, from some buffers to one.
@@ -386,7 +393,8 @@ impl Builder<'_> {
 /// Reason why a step is the caller's.
 fn reason(step: &str) -> &'static str {
     match step {
-        "embedding lookup" => "the library has no lookup of rows by tokens, and lengths are the caller's to say",
+        "inputs" => "which tokens come, and how many keys there are, is the caller's to say",
+        "embedding lookup" => "the library adds no rows of several tables",
         "sampling" => "the library has no softmax over a vocabulary, and which token follows is the caller's choice",
         "loss" => "what is trained for is the caller's choice",
         "add" => "the library adds only behind a product or before a norm",

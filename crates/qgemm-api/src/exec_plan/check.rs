@@ -6,12 +6,13 @@ use std::fmt::Display;
 
 use qgemm_formats::model::Model;
 use qgemm_formats::{DType, Format};
-use qgemm_hal::{Activation, DeviceKind};
+use qgemm_hal::{Activation, DeviceKind, Operation as _};
 
 use super::arena::WORKSPACE;
 use super::build::END;
 use super::file::{ExecPlan, MemoryPlan, PlannedOp, PlannedWeight, Region, RegionKind};
 use super::layout::overlap;
+use super::stated::{Stated, with_segments};
 use crate::context::Context;
 use crate::described::DescribedWeight;
 use crate::error::Error;
@@ -143,6 +144,7 @@ impl OpChecks<'_> {
                 self.experts(weight)?;
             }
             ("gradient", Some(weight)) => self.gradient(weight)?,
+            ("gather_rows", Some(weight)) => self.gather_rows(weight)?,
             ("routing", None) => self.record(&self.ctx.explain_routing(&op.as_routing())?)?,
             ("matmul", None) => self.record(&self.ctx.explain_matmul(&op.as_matmul()?)?)?,
             ("norm", None) => self.record(&self.ctx.explain_norm(&op.as_norm()?)?)?,
@@ -155,7 +157,7 @@ impl OpChecks<'_> {
             ("attention", None) => self.record(&self.ctx.explain_attention(&op.as_attention()?)?)?,
             ("optimizer", None) => self.record(&self.ctx.explain_optimizer(&op.as_optimizer()?)?)?,
             (operation, _) => {
-                const KNOWN: &str = "gemm, experts or gradient with a weight, matmul, routing, norm, kv_append, attention, or optimizer";
+                const KNOWN: &str = "gemm, experts, gradient or gather_rows with a weight, matmul, routing, norm, kv_append, attention, or optimizer";
                 self.expect("operation", KNOWN, operation)?;
             }
         }
@@ -164,10 +166,11 @@ impl OpChecks<'_> {
     }
 
     /// Description of the weight on this device.
-    fn weight(&self, weight: &PlannedWeight) -> Result<DescribedWeight, Error> {
+    pub fn weight(&self, weight: &PlannedWeight) -> Result<DescribedWeight, Error> {
         let format: Format = weight.format.parse()?;
         let Sizes { n, k, .. } = self.op.shape;
-        let (n, k) = if self.op.operation == "gradient" { (k, n) } else { (n, k) };
+        let is_turned = matches!(self.op.operation.as_str(), "gradient" | "gather_rows");
+        let (n, k) = if is_turned { (k, n) } else { (n, k) };
         let described = self.ctx.describe_weight(format, n, k)?;
         let described = if weight.row_scale { described.row_scaled() } else { described };
         let described = if weight.k_order { described.permuted() } else { described };
@@ -187,18 +190,30 @@ impl OpChecks<'_> {
             expected: format!("one of {}", names()),
             got: op.activation.clone(),
         })?;
-        let problem = problem.x_dtype(x).d_dtype(d).x_precision(op.x_precision.parse()?).activation(activation);
-        let problem = match &op.bias_dtype {
-            Some(dtype) => problem.bias(dtype.parse()?),
-            None => problem,
+        let stated = Stated {
+            x,
+            d,
+            x_precision: op.x_precision.parse()?,
+            activation,
+            bias: op.bias_dtype.as_deref().map(str::parse).transpose()?,
+            residual: op.residual.is_some().then_some(d),
+            norm: op.norm.as_ref().map(|norm| norm.in_prologue(x)).transpose()?,
         };
-        Ok(if op.residual.is_some() { problem.residual(d) } else { problem })
+        Ok(stated.of(problem))
+    }
+
+    /// Checks a gather from a table.
+    fn gather_rows(&self, weight: &PlannedWeight) -> Result<(), Error> {
+        let described = self.weight(weight)?;
+        self.expect("weight.bytes", described.bytes(), weight.bytes)?;
+        self.record(&self.ctx.explain_gather_rows(&self.op.as_gather_rows(&described)?)?)
     }
 
     fn product(&self, weight: &PlannedWeight) -> Result<Candidate, Error> {
         let (op, described) = (self.op, self.weight(weight)?);
         self.expect("weight.bytes", described.bytes(), weight.bytes)?;
-        let problem = self.state(described.problem(op.shape.m))?;
+        let problem =
+            with_segments(self.state(described.problem(op.shape.m))?, &op.segments, [op.shape.m, op.shape.n])?;
         let all = self.ctx.candidates(&problem)?;
         let of_kernel: Vec<&Candidate> = all.iter().filter(|c| c.kernel_id().to_string() == op.kernel_id).collect();
         let Some(&first) = of_kernel.first() else {
@@ -214,39 +229,50 @@ impl OpChecks<'_> {
             let expected = format!("one of {} work partitions", of_kernel.len());
             return Err(Error::PlanMismatch { at: format!("{}.dispatch", self.at), expected, got });
         };
-        self.expect("workspace_bytes", found.launch().workspace.bytes, op.workspace_bytes)?;
+        self.expect("workspace_bytes", found.op().workspace_bytes(found.launch()), op.workspace_bytes)?;
         let reduction = |reduction: &Option<Reduction>| format!("{reduction:?}");
         self.expect("reduction", reduction(&Some(Reduction::of(found.launch()))), reduction(&op.reduction))?;
         Ok(found.clone())
     }
 
     fn experts(&self, weight: &PlannedWeight) -> Result<(), Error> {
+        let (problem, bytes) = self.experts_of(weight)?;
+        self.expect("weight.bytes", bytes, weight.bytes)?;
+        self.record(&self.ctx.explain_experts(&problem)?)
+    }
+
+    /// Problem of an `experts`, and bytes of its weights.
+    pub fn experts_of(&self, weight: &PlannedWeight) -> Result<(ExpertProblem, usize), Error> {
         let (op, described) = (self.op, self.weight(weight)?.experts(weight.experts.unwrap_or(0))?);
-        self.expect("weight.bytes", described.bytes(), weight.bytes)?;
         let (tokens, top_k) = op.slots();
         let problem = match op.offsets {
             Some(_) => described.contiguous(op.shape.m),
             None => described.indexed(tokens, top_k),
         };
-        self.record(&self.ctx.explain_experts(&self.expert_problem(problem)?)?)
+        Ok((self.expert_problem(problem)?, described.bytes()))
     }
 
     /// Checks a gradient through a weight.
     fn gradient(&self, weight: &PlannedWeight) -> Result<(), Error> {
-        let (described, gradient) = (self.weight(weight)?, self.op.as_gradient()?);
-        let (through, bytes) = match weight.experts {
+        let (through, bytes) = self.through(weight)?;
+        self.expect("weight.bytes", bytes, weight.bytes)?;
+        self.record(&self.ctx.explain_gradient_by(&through, &self.op.as_gradient()?)?)
+    }
+
+    /// Weight of a `gradient`, and its bytes.
+    pub fn through(&self, weight: &PlannedWeight) -> Result<(ThroughShape, usize), Error> {
+        let described = self.weight(weight)?;
+        match weight.experts {
             Some(experts) => {
                 let experts = described.experts(experts)?;
-                (ThroughShape::from(*experts.shape()), experts.bytes())
+                Ok(((*experts.shape()).into(), experts.bytes()))
             }
-            None => ((*described.shape()).into(), described.bytes()),
-        };
-        self.expect("weight.bytes", bytes, weight.bytes)?;
-        self.record(&self.ctx.explain_gradient_by(&through, &gradient)?)
+            None => Ok(((*described.shape()).into(), described.bytes())),
+        }
     }
 
     /// Expert problem with everything that the operation states.
-    pub fn expert_problem(&self, problem: ExpertProblem) -> Result<ExpertProblem, Error> {
+    fn expert_problem(&self, problem: ExpertProblem) -> Result<ExpertProblem, Error> {
         let mut stated = Ok(());
         let problem = problem.each(|each| match self.state(each.clone()) {
             Ok(each) => each,
@@ -309,6 +335,17 @@ impl OpChecks<'_> {
             ("experts", true) => (matrix(m, k, &op.x_dtype), matrix(tokens, n, &op.d_dtype)),
             ("experts", false) => (matrix(tokens, k, &op.x_dtype), matrix(m, n, &op.d_dtype)),
             ("routing", _) => (matrix(m, n, &op.x_dtype), matrix(m, k, &op.d_dtype)),
+            ("gather_rows", _) => (matrix(m, 1, &op.x_dtype), matrix(m, n, &op.d_dtype)),
+            // The cache's format sizes D.
+            ("kv_append", _) => (matrix(m, k, &op.x_dtype), Some(0)),
+            ("gemm", _) => {
+                let first = op.segments.first().map_or(n, |segment| segment.first);
+                (matrix(m, k, &op.x_dtype), matrix(m, first, &op.d_dtype))
+            }
+            ("norm", _) => {
+                let rows = m.checked_mul(op.norm.as_ref().and_then(|norm| norm.every).unwrap_or(1));
+                (rows.and_then(|rows| matrix(rows, n, &op.x_dtype)), matrix(m, n, &op.d_dtype))
+            }
             _ => (matrix(m, k, &op.x_dtype), matrix(m, n, &op.d_dtype)),
         };
         check("x", &op.x, x)?;

@@ -4,7 +4,9 @@ use qgemm_formats::DType;
 
 use super::backward::weight_gradient;
 use super::file::{PlannedOp, PlannedWeight};
+use crate::described::DescribedWeight;
 use crate::error::Error;
+use crate::gather_rows::GatherRows;
 use crate::gradient::Gradient;
 use crate::matmul::Matmul;
 use crate::record::Sizes;
@@ -15,6 +17,11 @@ impl PlannedOp {
     pub(super) fn as_gradient(&self) -> Result<Gradient, Error> {
         let gradient = Gradient::new(self.shape.m, self.x_dtype.parse()?, self.d_dtype.parse()?);
         Ok(if self.residual.is_some() { gradient.accumulate(1.0) } else { gradient })
+    }
+
+    /// Problem of a `gather_rows` from a table.
+    pub(super) fn as_gather_rows(&self, table: &DescribedWeight) -> Result<GatherRows, Error> {
+        Ok(GatherRows::of_described(table, self.shape.m).d_dtype(self.d_dtype.parse()?))
     }
 
     /// Problem of a `routing`.
@@ -49,6 +56,7 @@ impl PlannedOp {
                 .chain(op.bias_dtype.clone())
                 .collect::<Vec<_>>()
         };
+        let segments = |op: &PlannedOp| op.segments.iter().map(|s| (s.first, s.features)).collect::<Vec<_>>();
         let same_options = |a: &Option<String>, b: &Option<String>| a.is_some() == b.is_some();
         (&a.operation, &a.kernel_id, &a.source_hash, a.shape) == (&b.operation, &b.kernel_id, &b.source_hash, b.shape)
             && types(a) == types(b)
@@ -60,6 +68,7 @@ impl PlannedOp {
             && (a.top_k, &a.dispatch, &a.reduction) == (b.top_k, &b.dispatch, &b.reduction)
             && a.workspace_bytes == b.workspace_bytes
             && weight(&a.weight) == weight(&b.weight)
+            && segments(a) == segments(b)
             && a.numbers_between() == b.numbers_between()
     }
 }

@@ -3,7 +3,7 @@
 use qgemm_formats::DType;
 use qgemm_hal::{Activation, XPrecision};
 
-use super::architecture::{FeedForward, Matrix};
+use super::architecture::{FeedForward, Matrix, NormTensors};
 use super::build::{Buffer, Builder, too_large};
 use super::file::{PlannedOp, RegionKind};
 use super::product::{Index, Product, Routed, op};
@@ -15,19 +15,38 @@ use crate::routing::Routing;
 const ROUTING_STATUS_BYTES: usize = 16;
 
 impl Builder<'_> {
-    /// Adds the feed-forward part. `x` is its input; its result is added to `residual`.
+    /// Adds the feed-forward part of `residual`, to which its result is added. `norm` stands
+    /// before it.
     pub(super) fn feed_forward(
         &mut self,
         i: usize,
         part: &FeedForward,
-        x: Buffer,
+        norm: Option<&NormTensors>,
         residual: Buffer,
     ) -> Result<Buffer, Error> {
         let id = |role: &str| format!("blk.{i}.{role}");
         let activation = self.network.activation;
         let out = |builder: &Self, columns| match builder.network.pre_norm {
-            true => builder.activation(&format!("hidden.{}", i + 1), columns),
+            true => builder.hidden(&format!("hidden.{}", i + 1), columns),
             false => builder.activation(&id("ffn_residual"), columns),
+        };
+        if let (FeedForward::Dense { gate: Some(gate), up, down }, Some(norm), false) = (part, norm, self.options.train)
+            && gate.is_like(up)
+        {
+            let inner = self.between(&id("ffn"), 1, up.n)?;
+            let product = Product::new(id("ffn_gate_up"), gate, residual.clone(), inner.clone());
+            self.product(Product { activation, up: Some(up), norm: Some(norm), ..product })?;
+            let d = out(self, down.n);
+            let product = Product::new(id("ffn_down"), down, inner, d.clone());
+            self.product(Product { residual: Some(residual), ..product })?;
+            return Ok(d);
+        }
+        let x = match norm {
+            Some(norm) => {
+                let d = self.activation(&id("ffn_norm"), residual.columns);
+                self.norm(id("ffn_norm"), norm, &residual, d)?
+            }
+            None => residual.clone(),
         };
         match part {
             FeedForward::Dense { gate, up, down } => {

@@ -3,7 +3,7 @@
 use qgemm_sched::Bound;
 use serde::{Deserialize, Serialize};
 
-use super::operands::{PlannedHeads, PlannedNorm, PlannedOptimizer};
+use super::operands::{PlannedHeads, PlannedNorm, PlannedOptimizer, PlannedSegment};
 use crate::record::{DeviceRecord, Dispatch, PrologueRecord, Reduction, RefusalRecord, Sizes, WorkspaceRegion};
 
 /// Schema of an execution plan.
@@ -17,8 +17,8 @@ pub(super) const MEMORY_SCHEMA: &str = "qgemm.memory.v1";
 /// [`Context::plan_model`](crate::Context::plan_model) makes it,
 /// [`Context::load_plan`](crate::Context::load_plan) reads it.
 ///
-/// Steps without an operation in the library are the caller's: embedding look-up,
-/// sampling, and in training the loss and the backward passes of norms and attention.
+/// Steps without an operation in the library are the caller's: inputs, sampling, and
+/// in training the loss and the backward passes of norms and attention.
 /// Barriers state their position, reason, inputs and outputs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -66,7 +66,7 @@ pub enum RuntimeMode {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ModelRecord {
-    /// Architecture: `llama`, `qwen3`, `qwen3moe`, `bert`.
+    /// Architecture: `llama`, `mistral`, `qwen2`, `qwen3`, `qwen3moe`, `bert`.
     pub architecture: String,
     /// Number of layers.
     pub layers: usize,
@@ -122,7 +122,8 @@ pub struct PlannedOp {
     pub op_id: String,
     /// Phase.
     pub phase: Phase,
-    /// Operation: `gemm`, `experts`, `routing`, `norm`, `kv_append` or `attention`.
+    /// Operation: `gather_rows`, `gemm`, `experts`, `routing`, `norm`, `kv_append` or
+    /// `attention`.
     /// In the backward phase `gradient` (dX), `matmul` (dW) or `optimizer`.
     pub operation: String,
     /// Kernel id.
@@ -134,6 +135,7 @@ pub struct PlannedOp {
     /// - `gemm`, `experts`: tokens (slots), output features, input features.
     ///   `gradient` swaps N and K.
     /// - `routing`: tokens, experts, experts per token.
+    /// - `gather_rows`: tokens, features, rows of the table.
     /// - `matmul`: output features, input features, tokens.
     /// - `norm`, `optimizer`: rows, columns.
     /// - `attention`, `kv_append`: tokens, features of the result (of a
@@ -183,9 +185,12 @@ pub struct PlannedOp {
     /// Region of the status.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub status: Option<String>,
-    /// Parameters of a `norm`.
+    /// Parameters of a `norm`, or of the norm of a product's X.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub norm: Option<PlannedNorm>,
+    /// Segments of a product's features behind those of D.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub segments: Vec<PlannedSegment>,
     /// Sequences and heads of `kv_append` and `attention`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub heads: Option<PlannedHeads>,
@@ -226,8 +231,8 @@ pub struct PlannedOp {
 pub struct PlannedWeight {
     /// Region, named like the operation's tensors.
     pub region: String,
-    /// Tensors of the model: one, or gate and up. For experts with their own
-    /// tensors, those of the first.
+    /// Tensors of the model: one, gate and up, or segments that are stacked by rows.
+    /// For experts with their own tensors, those of the first.
     pub tensors: Vec<String>,
     /// Format.
     pub format: String,
@@ -341,7 +346,7 @@ pub enum RegionKind {
     Activation,
     /// Temporaries within a layer, used by qgemm alone.
     Temporary,
-    /// Step inputs of the caller: sequence lengths, optimizer numbers.
+    /// Step inputs of the caller: tokens, sequence lengths, optimizer numbers.
     Input,
     /// Keys and values of previous steps, persistent.
     KvCache,

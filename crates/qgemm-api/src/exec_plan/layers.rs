@@ -8,42 +8,63 @@ use super::architecture::{LayerTensors, NormTensors};
 use super::backward::Taped;
 use super::build::{Buffer, Builder};
 use super::file::{Phase, PlannedOp, RegionKind};
-use super::operands::{PlannedHeads, PlannedNorm, PlannedOptimizer, STEP_BYTES, WORD};
+use super::kv_cache::LayerCache;
+use super::operands::{PlannedHeads, PlannedNorm, PlannedOptimizer, STEP_BYTES};
 use super::product::{known, op};
 use crate::error::Error;
 use crate::record::Sizes;
 
 /// Region of the sequence lengths in keys.
-const LENGTHS: &str = "kv_lengths";
+pub(super) const LENGTHS: &str = "kv_lengths";
 /// Region of the optimizer step's numbers.
 const STEP: &str = "optimizer_step";
 /// Product options that none of these operations has.
 const PLAIN: (Activation, XPrecision) = (Activation::Identity, XPrecision::Exact);
 
 impl Builder<'_> {
-    /// Adds a norm of the rows of `x` into `d`, possibly in place.
+    /// Adds a norm of the rows of `x` into `d`, possibly in place. If `d` has fewer rows, each
+    /// is the norm of the last of as many rows of `x`.
     pub(super) fn norm(&mut self, op_id: String, of: &NormTensors, x: &Buffer, d: Buffer) -> Result<Buffer, Error> {
-        let NormTensors { gamma: (gamma, gamma_dtype), beta } = of.clone();
-        let bytes = |dtype: DType| x.columns * dtype.bytes();
+        let every = x.rows.checked_div(d.rows).filter(|every| *every > 1);
+        let norm = PlannedNorm { every, ..self.planned_norm(of) };
         self.reads(x)?;
-        self.out.uses(&gamma, RegionKind::Weight, bytes(gamma_dtype));
-        beta.iter().for_each(|(name, dtype)| self.out.uses(name, RegionKind::Weight, bytes(*dtype)));
-        let norm = PlannedNorm {
-            function: if self.network.pre_norm { "rms".into() } else { "layer".into() },
-            eps: self.network.eps,
-            gamma,
-            gamma_dtype: gamma_dtype.name().to_owned(),
-            beta_dtype: beta.as_ref().map(|(_, dtype)| dtype.name().to_owned()),
-            beta: beta.map(|(name, _)| name),
-        };
+        self.uses_norm(&norm, x.columns);
         let own = (x.name != d.name).then_some(d.dtype);
-        let described = norm.describe([x.rows, x.columns], x.dtype, own)?;
+        let described = norm.describe([d.rows, x.columns], x.dtype, own)?;
         let ctx = self.ctx;
         let record = known(&mut self.planned, format!("{described:?}"), || ctx.explain_norm(&described))?;
         let op = PlannedOp { norm: Some(norm), ..op(op_id, [x, &d], PLAIN, &record)? };
         self.push(op, &d, std::slice::from_ref(&x.name))?;
         self.tape("norm", std::slice::from_ref(x), &[], &d);
         Ok(d)
+    }
+
+    /// Norm of a product's X, rounded to the type of activations.
+    pub(super) fn prologue(&self, of: &NormTensors) -> PlannedNorm {
+        PlannedNorm { normed_dtype: Some(self.options.x_dtype.name().to_owned()), ..self.planned_norm(of) }
+    }
+
+    fn planned_norm(&self, of: &NormTensors) -> PlannedNorm {
+        let NormTensors { gamma: (gamma, gamma_dtype), beta } = of;
+        PlannedNorm {
+            function: if self.network.pre_norm { "rms".into() } else { "layer".into() },
+            eps: self.network.eps,
+            gamma: gamma.clone(),
+            gamma_dtype: gamma_dtype.name().to_owned(),
+            beta: beta.as_ref().map(|(name, _)| name.clone()),
+            beta_dtype: beta.as_ref().map(|(_, dtype)| dtype.name().to_owned()),
+            normed_dtype: None,
+            every: None,
+        }
+    }
+
+    /// Records that the next operation reads the tensors of a norm.
+    pub(super) fn uses_norm(&mut self, norm: &PlannedNorm, columns: usize) {
+        let of_beta = norm.beta.as_ref().zip(norm.beta_dtype.as_ref());
+        for (name, dtype) in std::iter::once((&norm.gamma, &norm.gamma_dtype)).chain(of_beta) {
+            let bytes = dtype.parse().map_or(0, |dtype: DType| columns.saturating_mul(dtype.bytes()));
+            self.out.uses(name, RegionKind::Weight, bytes);
+        }
     }
 
     /// Adds the attention of a layer: optional head norms, rotary embedding,
@@ -70,6 +91,8 @@ impl Builder<'_> {
             lengths: None,
             new_k: None,
             new_v: None,
+            cache: None,
+            window: self.network.window,
             rotary: None,
         };
         let read = match self.network.pre_norm {
@@ -78,11 +101,11 @@ impl Builder<'_> {
             true => self.append(i, &mut planned, &q, [&k, &v])?,
         };
         let d = self.activation(&id("attn"), layer.o.k);
-        let described = planned.attention(q.rows, q.dtype);
+        let described = planned.attention(q.rows, q.dtype)?;
         let ctx = self.ctx;
         let record = known(&mut self.planned, format!("{described:?}"), || ctx.explain_attention(&described))?;
         [&q, &read[0], &read[1]].into_iter().try_for_each(|buffer| self.reads(buffer))?;
-        self.uses_lengths(&planned);
+        self.uses_cache(&planned)?;
         let (reads, lengths) = ([q.name.clone(), read[0].name.clone(), read[1].name.clone()], planned.lengths.clone());
         let shape = Sizes { m: q.rows, n: d.columns, k: q.columns };
         let op = PlannedOp { shape, heads: Some(planned), ..op(id("attn"), [&q, &d], PLAIN, &record)? };
@@ -117,11 +140,9 @@ impl Builder<'_> {
                 self.step_because("rotary embedding", &q.name, &both, &both, why)?;
             }
         }
-        let rows = self.sequences.checked_mul(self.context).ok_or_else(super::build::too_large)?;
-        let kind = if self.options.train { RegionKind::Activation } else { RegionKind::KvCache };
-        let cache =
-            |role: &str, of: &Buffer| Buffer { name: format!("blk.{i}.{role}_cache"), kind, rows, ..of.clone() };
-        let caches = [cache("k", k), cache("v", v)];
+        let LayerCache { k: k_cache, v: v_cache, planned: cache } = self.layer_cache(i, [k, v])?;
+        let caches = [k_cache, v_cache];
+        planned.cache = cache;
         planned.lengths = (!self.options.train).then(|| LENGTHS.to_owned());
         let [of_k, of_v] = caches.each_ref().map(|cache| cache.name.clone());
         let append = PlannedHeads {
@@ -135,7 +156,7 @@ impl Builder<'_> {
         let ctx = self.ctx;
         let record = known(&mut self.planned, format!("{described:?}"), || ctx.explain_kv_append(&described))?;
         [q, k, v, &caches[1]].into_iter().try_for_each(|buffer| self.reads(buffer))?;
-        self.uses_lengths(&append);
+        self.uses_cache(&append)?;
         let reads: Vec<String> = [q, k, v].map(|b| b.name.clone()).into_iter().chain(append.lengths.clone()).collect();
         let op_id = format!("blk.{i}.kv_append");
         let shape = Sizes { m: q.rows, n: k.columns, k: q.columns };
@@ -148,26 +169,10 @@ impl Builder<'_> {
         Ok(caches)
     }
 
-    fn uses_lengths(&mut self, heads: &PlannedHeads) {
-        heads.lengths.iter().for_each(|name| self.out.uses(name, RegionKind::Input, heads.sequences * WORD));
-    }
-
-    /// Step inputs of the caller.
-    pub(super) fn inputs(&self) -> Vec<Buffer> {
-        let lengths = Buffer {
-            name: LENGTHS.into(),
-            kind: RegionKind::Input,
-            rows: self.sequences,
-            columns: 1,
-            dtype: DType::F32,
-        };
-        if self.network.pre_norm && !self.options.train { vec![lengths] } else { Vec::new() }
-    }
-
     /// Optimizer numbers of a step.
     pub(super) fn step_numbers() -> Buffer {
         let columns = STEP_BYTES / DType::F32.bytes();
-        Buffer { name: STEP.into(), kind: RegionKind::Input, rows: 1, columns, dtype: DType::F32 }
+        Buffer { name: STEP.into(), kind: RegionKind::Input, rows: 1, columns, dtype: DType::F32, kv: None }
     }
 
     /// Adds AdamW of a tensor with both moments.

@@ -33,7 +33,7 @@ pub(super) fn reserved(bytes: usize) -> Option<usize> {
 pub(super) fn place(mut wanted: Vec<Wanted>) -> Option<MemoryPlan> {
     let order = |w: &Wanted| match w.kind {
         RegionKind::Weight => (0, 0),
-        RegionKind::Workspace | RegionKind::KvCache => (1, 0),
+        RegionKind::Workspace | RegionKind::KvCache | RegionKind::Input => (1, 0),
         _ => (2, w.first_op),
     };
     wanted.sort_by(|a, b| order(a).cmp(&order(b)).then(b.bytes.cmp(&a.bytes)).then(a.name.cmp(&b.name)));

@@ -7,15 +7,22 @@ mod backward;
 mod build;
 mod check;
 mod describe;
+mod ends;
 mod feed_forward;
 mod file;
+mod kv_cache;
 mod layers;
 mod layout;
 mod load;
 mod numbers;
 mod operands;
 mod product;
+mod qkv;
+mod ready;
+mod rotary;
 mod run;
+mod stated;
+mod weights;
 
 pub use arena::PlanArena;
 pub use build::PlanOptions;
@@ -23,5 +30,8 @@ pub use file::{
     Barrier, BarrierKind, ExecPlan, MemoryPlan, ModelRecord, Phase, PhaseRange, PlannedOp, PlannedWeight, Region,
     RegionKind, Runtime, RuntimeMode,
 };
+pub use kv_cache::{PlannedCache, PlannedPages};
 pub use load::LoadedPlan;
-pub use operands::{PlannedHeads, PlannedNorm, PlannedOptimizer, PlannedRotary, PlannedScaling};
+pub use operands::{PlannedHeads, PlannedNorm, PlannedOptimizer, PlannedSegment};
+pub use rotary::{PlannedRotary, PlannedScaling, PlannedTables};
+pub use weights::{OpWeights, PlanWeights};

@@ -5,7 +5,7 @@ use qgemm_formats::model::gguf::{GgufScalar, GgufValue};
 use qgemm_hal::RotaryPairs;
 use serde_json::Value;
 
-use super::operands::{PlannedRotary, PlannedScaling};
+use super::rotary::{PlannedRotary, PlannedScaling, PlannedTables};
 use crate::error::Error;
 
 /// Hyperparameters of a GGUF file (keys with the architecture's
@@ -92,6 +92,30 @@ impl Numbers<'_> {
         self.count("expert_used_count", &["/num_experts_per_tok"])
     }
 
+    /// Keys that a query sees at most, in every layer.
+    ///
+    /// # Errors
+    /// [`Error::IncompleteModel`] where only some layers have a window.
+    pub fn window(&self, architecture: &str) -> Result<Option<usize>, Error> {
+        let window = self.count("attention.sliding_window", &["/sliding_window"]).filter(|window| *window > 0);
+        match (architecture, self.is_set("/use_sliding_window")) {
+            ("mistral", _) => Ok(window),
+            (_, true) if window.is_some() => {
+                Err(Error::IncompleteModel { what: "`use_sliding_window`: no plan for a window on some layers".into() })
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Whether the file has factors of frequencies.
+    fn has_factors(&self) -> bool {
+        matches!(self, Self::Gguf { model, .. } if model.info("rope_freqs").is_ok())
+    }
+
+    fn is_set(&self, config: &str) -> bool {
+        matches!(self, Self::Config(value) if value.pointer(config).and_then(Value::as_bool) == Some(true))
+    }
+
     /// Context length.
     pub fn context(&self) -> Option<usize> {
         self.count("context_length", &["/max_position_embeddings"])
@@ -101,12 +125,8 @@ impl Numbers<'_> {
     pub fn rotary(&self, head_dim: usize) -> Result<PlannedRotary, String> {
         let pairs = match self {
             // GGUF files of llama permute the rows of queries and keys.
-            Self::Gguf { model, architecture } => {
-                if model.info("rope_freqs").is_ok() {
-                    return Err("its frequencies have factors of their own, in `rope_freqs.weight`".into());
-                }
-                if *architecture == "llama" { RotaryPairs::Interleaved } else { RotaryPairs::Neox }
-            }
+            Self::Gguf { architecture: "llama", .. } => RotaryPairs::Interleaved,
+            Self::Gguf { .. } => RotaryPairs::Neox,
             Self::Config(_) => RotaryPairs::Neox,
         };
         let share = self.number("", &["/partial_rotary_factor", "/rope_parameters/partial_rotary_factor"]);
@@ -143,7 +163,15 @@ impl Numbers<'_> {
             }),
             other => return Err(format!("rotary scaling `{other}` is not supported")),
         };
-        Ok(PlannedRotary { dim, pairs: pairs.name().to_owned(), base, scaling })
+        let tables = self.has_factors().then(|| PlannedTables {
+            factors: "rope_freqs.weight".into(),
+            cos: "rotary.cos".into(),
+            sin: "rotary.sin".into(),
+        });
+        if tables.is_some() && scaling.is_some() {
+            return Err("its frequencies have both a scaling and factors of their own".into());
+        }
+        Ok(PlannedRotary { dim, pairs: pairs.name().to_owned(), base, scaling, tables })
     }
 }
 

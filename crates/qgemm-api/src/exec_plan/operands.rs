@@ -2,18 +2,22 @@
 //! cache, attention, optimizer.
 
 use qgemm_formats::DType;
-use qgemm_hal::{NormFunction, NormKind, RotaryPairs, UpdateRule};
+use qgemm_hal::{NormFunction, NormKind, UpdateRule};
 use serde::{Deserialize, Serialize};
 
+use super::build::too_large;
 use super::file::PlannedOp;
+use super::kv_cache::{PlannedCache, PlannedPages};
+use super::rotary::{PlannedRotary, PlannedTables};
 use crate::attention::{Attention, Keys, Queries};
 use crate::error::Error;
-use crate::kv_append::{KvAppend, Rotary, RotaryScaling};
+use crate::kv_append::KvAppend;
 use crate::norm::Norm;
+use crate::operand::WIDE_ACCESS;
 use crate::optimizer::Optimizer;
 
 /// Region operand: field name, region name, and minimum bytes (`None` on overflow).
-type NamedRegion<'a> = (&'static str, &'a str, Option<usize>);
+pub(super) type NamedRegion<'a> = (&'static str, &'a str, Option<usize>);
 
 /// Bytes of a sequence length.
 pub(super) const WORD: usize = 4;
@@ -38,6 +42,24 @@ pub struct PlannedNorm {
     /// Element type of beta.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub beta_dtype: Option<String>,
+    /// Element type of the normed X of a product, whose prologue the norm is.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub normed_dtype: Option<String>,
+    /// Rows of X for each row of D, which is the norm of the last of them. 1 if absent.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub every: Option<usize>,
+}
+
+/// Segment of a product's features with an output of its own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct PlannedSegment {
+    /// First feature.
+    pub first: usize,
+    /// Number of features.
+    pub features: usize,
+    /// Region of the output, in the type of D.
+    pub d: String,
 }
 
 /// Sequences, heads and KV operands of `kv_append` and `attention`.
@@ -69,43 +91,15 @@ pub struct PlannedHeads {
     /// Region of the new values (`kv_append`).
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub new_v: Option<String>,
+    /// Format and pages of the cache. Without them, rows in the type of the queries.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub cache: Option<PlannedCache>,
+    /// Keys that a query sees at most, its own included.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub window: Option<usize>,
     /// Rotary embedding of queries (in place) and keys (`kv_append`).
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub rotary: Option<PlannedRotary>,
-}
-
-/// Rotary embedding ([`Rotary`](crate::Rotary)).
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct PlannedRotary {
-    /// Rotated features per head.
-    pub dim: usize,
-    /// Pairing: `neox` or `interleaved`.
-    pub pairs: String,
-    /// Frequency base (theta).
-    pub base: f64,
-    /// Frequency scaling.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub scaling: Option<PlannedScaling>,
-}
-
-/// Frequency scaling ([`RotaryScaling`](crate::RotaryScaling)).
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct PlannedScaling {
-    /// `linear`, `llama3` or `yarn`.
-    pub kind: String,
-    /// Scaling factor.
-    pub factor: f64,
-    /// `low_freq_factor` (`llama3`) or `beta_slow` (`yarn`).
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub low: Option<f64>,
-    /// `high_freq_factor` (`llama3`) or `beta_fast` (`yarn`).
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub high: Option<f64>,
-    /// Original context length (`llama3` and `yarn`).
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub original: Option<usize>,
 }
 
 /// Parameters and regions of AdamW. X of the operation is the
@@ -128,13 +122,39 @@ pub struct PlannedOptimizer {
     pub step: String,
 }
 
-fn wrong(field: &str, expected: &str, got: &str) -> Error {
+pub(super) fn wrong(field: &str, expected: &str, got: &str) -> Error {
     Error::PlanMismatch { at: field.into(), expected: expected.into(), got: got.into() }
 }
 
 impl PlannedNorm {
     /// Norm problem of these rows and columns. In place if D has no type.
     pub(super) fn describe(&self, [rows, columns]: [usize; 2], x: DType, d: Option<DType>) -> Result<Norm, Error> {
+        let norm = Norm::new(rows, columns, x, self.function()?);
+        let norm = match self.every {
+            None => norm,
+            Some(every) => {
+                let row_stride = columns.checked_mul(every).ok_or_else(too_large)?;
+                let first = self.first_byte(columns, x);
+                // The first row lies within X.
+                let alignment = if first == 0 { WIDE_ACCESS } else { WIDE_ACCESS.min(1 << first.trailing_zeros()) };
+                norm.x_row_stride(row_stride as u64).x_alignment(alignment)
+            }
+        };
+        Ok(d.map_or(norm.clone().d_in_place(), |dtype| norm.d_dtype(dtype)))
+    }
+
+    /// Byte of X at which the first normed row begins.
+    pub(super) fn first_byte(&self, columns: usize, x: DType) -> usize {
+        self.every.unwrap_or(1).saturating_sub(1).saturating_mul(columns).saturating_mul(x.bytes())
+    }
+
+    /// Function and type of the norm of a product's X.
+    pub(super) fn in_prologue(&self, x: DType) -> Result<(NormFunction, DType), Error> {
+        Ok((self.function()?, self.normed_dtype.as_deref().map_or(Ok(x), str::parse)?))
+    }
+
+    /// Function with the types of gamma and beta.
+    pub(super) fn function(&self) -> Result<NormFunction, Error> {
         let kind = NormKind::ALL.into_iter().find(|kind| kind.name() == self.function);
         let function = match kind {
             Some(NormKind::Rms) => NormFunction::rms(self.eps),
@@ -142,12 +162,10 @@ impl PlannedNorm {
             _ => return Err(wrong("norm.function", "rms or layer", &self.function)),
         };
         let function = function.gamma(self.gamma_dtype.parse()?);
-        let function = match &self.beta_dtype {
-            Some(dtype) => function.beta(dtype.parse()?),
-            None => function,
-        };
-        let norm = Norm::new(rows, columns, x, function);
-        Ok(d.map_or(norm.clone().d_in_place(), |dtype| norm.d_dtype(dtype)))
+        match &self.beta_dtype {
+            Some(dtype) => Ok(function.beta(dtype.parse()?)),
+            None => Ok(function),
+        }
     }
 }
 
@@ -156,47 +174,25 @@ impl PlannedHeads {
     pub(super) fn append(&self, tokens: usize, dtype: DType) -> Result<KvAppend, Error> {
         let (queries, keys) = self.of_sequences(tokens);
         let append = KvAppend::new(dtype, self.heads, self.kv_heads, self.head_dim, queries, keys);
+        let append = self.append_to_cache(append)?;
         match &self.rotary {
             None => Ok(append),
-            Some(rotary) => Ok(append.rotary(rotary.describe()?)),
+            Some(rotary) => Ok(append.rotary(rotary.describe(self.capacity)?)),
         }
     }
 
     /// Attention problem of `tokens` tokens.
-    pub(super) fn attention(&self, tokens: usize, dtype: DType) -> Attention {
+    pub(super) fn attention(&self, tokens: usize, dtype: DType) -> Result<Attention, Error> {
         let (queries, keys) = self.of_sequences(tokens);
         let attention = Attention::new(dtype, self.heads, self.kv_heads, self.head_dim, queries, keys);
-        if self.causal { attention.causal() } else { attention }
+        let attention = if self.causal { attention.causal() } else { attention };
+        self.attend_to_cache(self.window.into_iter().fold(attention, Attention::window))
     }
 
     /// Queries and keys of the sequences.
     fn of_sequences(&self, tokens: usize) -> (Queries, Keys) {
         let each = tokens.checked_div(self.sequences).unwrap_or(0);
-        let keys = if self.lengths.is_some() { Keys::lengths(self.capacity) } else { Keys::each(self.capacity) };
-        (Queries::each(self.sequences, each), keys)
-    }
-}
-
-impl PlannedRotary {
-    fn describe(&self) -> Result<Rotary, Error> {
-        let pairs = RotaryPairs::ALL.into_iter().find(|pairs| pairs.name() == self.pairs);
-        let rotary = match pairs {
-            Some(RotaryPairs::Neox) => Rotary::neox(self.dim),
-            Some(RotaryPairs::Interleaved) => Rotary::interleaved(self.dim),
-            None => return Err(wrong("heads.rotary.pairs", "neox or interleaved", &self.pairs)),
-        };
-        let rotary = rotary.base(self.base);
-        let Some(PlannedScaling { kind, factor, low, high, original }) = &self.scaling else { return Ok(rotary) };
-        // A missing number becomes NaN, which the rotary embedding refuses by name.
-        let (factor, low, high) = (*factor, low.unwrap_or(f64::NAN), high.unwrap_or(f64::NAN));
-        let original = original.unwrap_or(0);
-        let scaling = match kind.as_str() {
-            "linear" => RotaryScaling::Linear { factor },
-            "llama3" => RotaryScaling::Llama3 { factor, low, high, original },
-            "yarn" => RotaryScaling::Yarn { factor, fast: high, slow: low, original },
-            other => return Err(wrong("heads.rotary.scaling.kind", "linear, llama3 or yarn", other)),
-        };
-        Ok(rotary.scaling(scaling))
+        (Queries::each(self.sequences, each), self.keys())
     }
 }
 
@@ -241,7 +237,7 @@ impl PlannedOp {
 
     /// Problem of an `attention`.
     pub(super) fn as_attention(&self) -> Result<Attention, Error> {
-        Ok(self.of_heads()?.attention(self.shape.m, self.x_dtype.parse()?))
+        self.of_heads()?.attention(self.shape.m, self.x_dtype.parse()?)
     }
 
     /// Problem of an `optimizer`.
@@ -258,10 +254,16 @@ impl PlannedOp {
         };
         let mut found: Vec<NamedRegion<'_>> = Vec::new();
         if let Some(of) = &self.norm {
-            found.push(("norm.gamma", &of.gamma, values(self.shape.n, &of.gamma_dtype)?));
+            let columns = if self.weight.is_some() { self.shape.k } else { self.shape.n };
+            found.push(("norm.gamma", &of.gamma, values(columns, &of.gamma_dtype)?));
             if let (Some(beta), Some(dtype)) = (&of.beta, &of.beta_dtype) {
-                found.push(("norm.beta", beta, values(self.shape.n, dtype)?));
+                found.push(("norm.beta", beta, values(columns, dtype)?));
             }
+        }
+        for segment in &self.segments {
+            let values = self.shape.m.checked_mul(segment.features);
+            let bytes = values.zip(self.d_dtype.parse::<DType>().ok());
+            found.push(("segments.d", &segment.d, bytes.and_then(|(n, dtype)| n.checked_mul(dtype.bytes()))));
         }
         if let Some(of) = &self.heads {
             let row = of.kv_heads.checked_mul(of.head_dim);
@@ -270,7 +272,9 @@ impl PlannedOp {
                     .and_then(|(row, count)| row.checked_mul(count))
                     .map_or(Ok(None), |n| values(n, &self.x_dtype))
             };
-            let cache = rows(of.sequences.checked_mul(of.capacity))?;
+            let cache = of.cache_bytes(self.x_dtype.parse()?)?;
+            found.extend(of.cache_regions()?);
+            found.extend(of.rotary.iter().flat_map(|rotary| rotary.regions(of.capacity)));
             found.extend([("heads.k", of.k.as_str(), cache), ("heads.v", of.v.as_str(), cache)]);
             let new = rows(Some(self.shape.m))?;
             found.extend(of.new_k.as_deref().map(|name| ("heads.new_k", name, new)));
@@ -308,6 +312,17 @@ impl PlannedOp {
             k: nowhere(),
             v: nowhere(),
             lengths: of.lengths.map(|_| nowhere()),
+            rotary: of.rotary.map(|of| PlannedRotary {
+                tables: of.tables.map(|_| PlannedTables { factors: nowhere(), cos: nowhere(), sin: nowhere() }),
+                ..of
+            }),
+            cache: of.cache.map(|of| PlannedCache {
+                pages: of.pages.map(|of| PlannedPages { table: nowhere(), ..of }),
+                k_scales: of.k_scales.map(|_| nowhere()),
+                v_scales: of.v_scales.map(|_| nowhere()),
+                factors: of.factors.map(|_| nowhere()),
+                ..of
+            }),
             new_k: None,
             new_v: None,
             ..of

@@ -2,16 +2,19 @@
 
 use std::collections::HashMap;
 
+use qgemm_formats::DType;
 use qgemm_hal::{Activation, XPrecision};
 
-use super::architecture::Matrix;
+use super::architecture::{Matrix, NormTensors};
 use super::backward::Taped;
 use super::build::{Buffer, Builder, too_large};
 use super::file::{Phase, PlannedOp, PlannedWeight, RegionKind};
-use super::operands::WORD;
+use super::operands::{PlannedSegment, WORD};
+use super::stated::{Stated, with_segments};
 use crate::context::Context;
 use crate::described::DescribedWeight;
 use crate::error::Error;
+use crate::gemm::Problem;
 use crate::record::{PlanRecord, Sizes};
 
 /// Bytes of the status of a product with experts.
@@ -23,6 +26,10 @@ pub(super) struct Product<'p> {
     pub matrix: &'p Matrix,
     /// Up weight of a gated pair; the gate is `matrix`.
     pub up: Option<&'p Matrix>,
+    /// Weights below `matrix`, each with an output of its own.
+    pub segments: Vec<(&'p Matrix, Buffer)>,
+    /// Norm of X, in a prologue.
+    pub norm: Option<&'p NormTensors>,
     pub x: Buffer,
     pub d: Buffer,
     pub residual: Option<Buffer>,
@@ -48,8 +55,40 @@ pub(super) enum Index<'p> {
 
 impl<'p> Product<'p> {
     pub fn new(op_id: impl Into<String>, matrix: &'p Matrix, x: Buffer, d: Buffer) -> Self {
-        let (activation, op_id) = (Activation::Identity, op_id.into());
-        Self { op_id, matrix, up: None, x, d, residual: None, activation, routed: None }
+        let (activation, op_id, segments) = (Activation::Identity, op_id.into(), Vec::new());
+        Self { op_id, matrix, up: None, segments, norm: None, x, d, residual: None, activation, routed: None }
+    }
+
+    /// The weight of all segments.
+    fn stacked(&self) -> Matrix {
+        let n = self.segments.iter().map(|(matrix, _)| matrix.n).fold(self.matrix.n, usize::saturating_add);
+        let row_scale = self.matrix.row_scale || self.segments.iter().any(|(matrix, _)| matrix.row_scale);
+        Matrix { n, row_scale, ..self.matrix.clone() }
+    }
+
+    /// Region and type of the bias.
+    fn bias(&self) -> Result<Option<(String, DType)>, Error> {
+        match (&self.matrix.bias, self.up, &self.routed) {
+            (Some((_, dtype)), None, None) if !self.segments.is_empty() => {
+                Ok(Some((format!("{}.bias", self.op_id), *dtype)))
+            }
+            (Some(bias), None, None) => Ok(Some(bias.clone())),
+            // Biases of gated pairs and of experts would need concatenation first.
+            (Some((name, _)), ..) => {
+                Err(Error::IncompleteModel { what: format!("{name}: no plan for biases of pairs or experts") })
+            }
+            (None, ..) => Ok(None),
+        }
+    }
+
+    /// Further outputs, as the plan file has them.
+    fn planned_segments(&self) -> Vec<PlannedSegment> {
+        let mut first = self.matrix.n;
+        let planned = |(matrix, d): &(&Matrix, Buffer)| {
+            first += matrix.n;
+            PlannedSegment { first: first - matrix.n, features: matrix.n, d: d.name.clone() }
+        };
+        self.segments.iter().map(planned).collect()
     }
 }
 
@@ -70,82 +109,37 @@ impl<'p> Index<'p> {
 impl Builder<'_> {
     /// Adds a product.
     pub fn product(&mut self, product: Product<'_>) -> Result<(), Error> {
-        let Product { op_id, matrix, up, x, d, residual, activation, routed } = product;
-        let described = describe(self.ctx, matrix, up.is_some())?;
-        let bias = match (&matrix.bias, up, &routed) {
-            (Some(bias), None, None) => Some(bias.clone()),
-            // Biases of gated pairs and of experts would need concatenation first.
-            (Some((name, _)), ..) => {
-                return Err(Error::IncompleteModel { what: format!("{name}: no plan for biases of pairs or experts") });
-            }
-            (None, ..) => None,
-        };
-        let state = |problem: crate::Problem| {
-            let problem = problem.x_dtype(x.dtype).d_dtype(d.dtype).x_precision(self.options.x_precision);
-            let problem = problem.activation(activation);
-            let problem = bias.iter().fold(problem, |problem, (_, dtype)| problem.bias(*dtype));
-            residual.iter().fold(problem, |problem, residual| problem.residual(residual.dtype))
-        };
-        let batch = self.options.batch;
-        let ctx = self.ctx;
-        let (record, bytes) = match &routed {
-            None => {
-                let problem = state(described.problem(batch));
-                (known(&mut self.planned, format!("{problem:?}"), || ctx.explain(&problem))?, described.bytes())
-            }
-            Some(Routed { experts, top_k, index }) => {
-                let experts = described.experts(*experts)?;
-                let problem = match index {
-                    Index::Ids(_, None) => experts.indexed(batch, *top_k).each(state),
-                    Index::Ids(_, Some(_)) => experts.indexed(batch, *top_k).each(state).x_per_slot().combined(),
-                    Index::Offsets(_) => experts.contiguous(x.rows).each(state),
-                };
-                (known(&mut self.planned, format!("{problem:?}"), || ctx.explain_experts(&problem))?, experts.bytes())
-            }
-        };
-        let weight = PlannedWeight {
-            region: format!("{op_id}.weight"),
-            tensors: [Some(matrix), up].into_iter().flatten().map(|matrix| matrix.tensor.clone()).collect(),
-            format: matrix.format.name.to_owned(),
-            layout: format!("{:?}", described.shape().class),
-            gated: up.is_some(),
-            row_scale: matrix.row_scale,
-            k_order: matrix.k_order,
-            experts: routed.as_ref().map(|routed| routed.experts),
-            row_bytes: matrix.format.row_bytes(matrix.k),
-            bytes,
-        };
-        self.out.uses(&weight.region, RegionKind::Weight, bytes);
-        for buffer in [Some(&x), residual.as_ref()].into_iter().flatten() {
+        let (record, weight) = self.planned_product(&product)?;
+        self.out.uses(&weight.region, RegionKind::Weight, weight.bytes);
+        let bias = product.bias()?;
+        let norm = product.norm.map(|norm| self.prologue(norm));
+        let segments = product.planned_segments();
+        let Product { op_id, matrix, segments: outputs, x, d, residual, activation, routed, .. } = product;
+        for buffer in [Some(&x), residual.as_ref()].into_iter().flatten().chain(outputs.iter().map(|(_, d)| d)) {
             self.out.uses(&buffer.name, buffer.kind, buffer.bytes()?);
         }
-        let bias_region = match &bias {
-            None => None,
-            Some((name, dtype)) => {
-                self.out.uses(name, RegionKind::Weight, matrix.n * dtype.bytes());
-                Some(name.clone())
-            }
-        };
-        let status = routed.as_ref().map(|_| format!("{op_id}.status"));
-        if let (Some(routed), Some(status)) = (&routed, &status) {
-            let slots = batch.checked_mul(routed.top_k * WORD).ok_or_else(too_large)?;
-            let words = if routed.index.offsets().is_some() { (routed.experts + 1) * WORD } else { slots };
-            let (Index::Ids(index, _) | Index::Offsets(index)) = routed.index;
-            self.out.uses(index, RegionKind::Temporary, words);
-            routed.index.weights().iter().for_each(|name| self.out.uses(name, RegionKind::Temporary, slots));
-            self.out.uses(status, RegionKind::Temporary, EXPERTS_STATUS_BYTES);
+        if let Some((name, dtype)) = &bias {
+            let n = outputs.iter().map(|(matrix, _)| matrix.n).fold(matrix.n, usize::saturating_add);
+            self.out.uses(name, RegionKind::Weight, n.saturating_mul(dtype.bytes()));
         }
+        norm.iter().for_each(|norm| self.uses_norm(norm, x.columns));
+        let status = match &routed {
+            Some(routed) => Some(self.uses_routed(&op_id, routed)?),
+            None => None,
+        };
         let op = PlannedOp {
             weight: Some(weight),
-            bias: bias_region,
+            bias: bias.as_ref().map(|(name, _)| name.clone()),
             bias_dtype: bias.map(|(_, dtype)| dtype.name().to_owned()),
+            norm,
+            segments,
             residual: residual.as_ref().map(|buffer| buffer.name.clone()),
             ids: routed.as_ref().and_then(|routed| routed.index.ids()).map(str::to_owned),
             offsets: routed.as_ref().and_then(|routed| routed.index.offsets()).map(str::to_owned),
             router_weights: routed.as_ref().and_then(|routed| routed.index.weights()).map(str::to_owned),
             status,
             top_k: routed.as_ref().filter(|routed| routed.index.ids().is_some()).map(|routed| routed.top_k),
-            ..op(op_id, [&x, &d], (activation, self.options.x_precision), &record)?
+            ..op(op_id.clone(), [&x, &d], (activation, self.options.x_precision), &record)?
         };
         let index = [op.ids.as_ref(), op.offsets.as_ref(), op.router_weights.as_ref()];
         let reads = [Some(&x.name), residual.as_ref().map(|r| &r.name)].into_iter().chain(index);
@@ -155,11 +149,98 @@ impl Builder<'_> {
             let offsets = op.offsets.clone();
             self.tape.push(Taped::Product { op_id, matrix: matrix.clone(), weight, offsets, x, d, residual });
         }
-        self.push(op, &d, &reads)
+        self.push(op, &d, &reads)?;
+        for (_, output) in outputs {
+            self.out.writers.insert(output.name, op_id.clone());
+        }
+        Ok(())
+    }
+
+    /// Whether a kernel serves the product.
+    pub(super) fn is_served(&mut self, product: &Product<'_>) -> Result<bool, Error> {
+        Ok(self.planned_product(product)?.0.chosen().is_some())
+    }
+
+    /// Record and weight of a product.
+    fn planned_product(&mut self, product: &Product<'_>) -> Result<(PlanRecord, PlannedWeight), Error> {
+        let matrix = product.stacked();
+        let described = describe(self.ctx, &matrix, product.up.is_some())?;
+        let stated = Stated {
+            x: product.x.dtype,
+            d: product.d.dtype,
+            x_precision: self.options.x_precision,
+            activation: product.activation,
+            bias: product.bias()?.map(|(_, dtype)| dtype),
+            residual: product.residual.as_ref().map(|residual| residual.dtype),
+            norm: product.norm.map(|norm| self.prologue(norm).in_prologue(product.x.dtype)).transpose()?,
+        };
+        let state = |problem: Problem| stated.of(problem);
+        let (batch, ctx, planned) = (self.options.batch, self.ctx, &mut self.planned);
+        let (record, bytes) = match &product.routed {
+            None => {
+                let rows = product.x.rows;
+                let problem =
+                    with_segments(state(described.problem(rows)), &product.planned_segments(), [rows, matrix.n])?;
+                (known(planned, format!("{problem:?}"), || ctx.explain(&problem))?, described.bytes())
+            }
+            Some(Routed { experts, top_k, index }) => {
+                let experts = described.experts(*experts)?;
+                let problem = match index {
+                    Index::Ids(_, None) => experts.indexed(batch, *top_k).each(state),
+                    Index::Ids(_, Some(_)) => experts.indexed(batch, *top_k).each(state).x_per_slot().combined(),
+                    Index::Offsets(_) => experts.contiguous(product.x.rows).each(state),
+                };
+                (known(planned, format!("{problem:?}"), || ctx.explain_experts(&problem))?, experts.bytes())
+            }
+        };
+        let tensors = [Some(product.matrix), product.up].into_iter().flatten();
+        let tensors = tensors.chain(product.segments.iter().map(|(matrix, _)| *matrix));
+        let weight = PlannedWeight {
+            region: format!("{}.weight", product.op_id),
+            tensors: tensors.map(|matrix| matrix.tensor.clone()).collect(),
+            gated: product.up.is_some(),
+            experts: product.routed.as_ref().map(|routed| routed.experts),
+            ..planned_weight(&matrix, &described, bytes)
+        };
+        Ok((record, weight))
+    }
+
+    /// Records that the next operation reads its rows' experts, and writes a status.
+    fn uses_routed(&mut self, op_id: &str, routed: &Routed<'_>) -> Result<String, Error> {
+        let slots = self.options.batch.checked_mul(routed.top_k * WORD).ok_or_else(too_large)?;
+        let words = if routed.index.offsets().is_some() { (routed.experts + 1) * WORD } else { slots };
+        let (Index::Ids(index, _) | Index::Offsets(index)) = routed.index;
+        self.out.uses(index, RegionKind::Temporary, words);
+        routed.index.weights().iter().for_each(|name| self.out.uses(name, RegionKind::Temporary, slots));
+        let status = format!("{op_id}.status");
+        self.out.uses(&status, RegionKind::Temporary, EXPERTS_STATUS_BYTES);
+        Ok(status)
+    }
+}
+
+/// Record of a weight, with the matrix as its only tensor.
+pub(super) fn planned_weight(matrix: &Matrix, described: &DescribedWeight, bytes: usize) -> PlannedWeight {
+    PlannedWeight {
+        region: String::new(),
+        tensors: vec![matrix.tensor.clone()],
+        format: matrix.format.name.to_owned(),
+        layout: format!("{:?}", described.shape().class),
+        gated: false,
+        row_scale: matrix.row_scale,
+        k_order: matrix.k_order,
+        experts: None,
+        row_bytes: matrix.format.row_bytes(matrix.k),
+        bytes,
     }
 }
 
 impl Matrix {
+    /// Whether two weights can be segments of one product.
+    pub(super) fn stacks_on(&self, other: &Self) -> bool {
+        let shape = |m: &Self| (m.format, m.k, m.k_order, m.bias.as_ref().map(|(_, dtype)| *dtype));
+        shape(self) == shape(other) && !self.k_order
+    }
+
     /// Whether two weights can form a gated pair.
     pub(super) fn is_like(&self, other: &Self) -> bool {
         let shape = |m: &Self| (m.format, m.n, m.k, m.k_order, m.bias.is_some());
@@ -229,6 +310,7 @@ pub(super) fn op(
         status: None,
         activation: activation.name().to_owned(),
         norm: None,
+        segments: Vec::new(),
         heads: None,
         optimizer: None,
         top_k: None,

@@ -332,6 +332,11 @@ impl Problem {
         self
     }
 
+    /// The same problem with another weight.
+    pub(crate) fn with_weight(self, weight: &Weight) -> Self {
+        Self { weight: *weight.shape(), ..self }
+    }
+
     /// Separate outputs of trailing features, already checked. D has
     /// the features before them.
     pub(crate) fn segments(self, segments: Vec<Segment>) -> Self {

@@ -96,7 +96,7 @@ impl Rotary {
 
     /// Frequency scaling.
     pub fn scaling(mut self, scaling: RotaryScaling) -> Self {
-        let base = if let Angles::Of { base, .. } = self.angles { base } else { 10_000.0 };
+        let base = self.stated_base();
         self.angles = Angles::Of { base, scaling };
         self
     }
@@ -109,6 +109,38 @@ impl Rotary {
     pub fn tables(mut self, positions: usize) -> Self {
         self.angles = Angles::Tables { positions, row_stride: None };
         self
+    }
+
+    /// Tables of cosines and sines of the first `positions` positions, each `positions` rows of
+    /// `dim / 2`, for [`Rotary::tables`].
+    ///
+    /// The frequency of each pair, before any scaling, is divided by its factor: `rope_freqs`
+    /// of GGUF files.
+    ///
+    /// # Errors
+    /// [`Error::RotaryFactors`] when there is not one factor a pair;
+    /// [`Error::ExtentOverflow`].
+    pub fn cos_and_sin(&self, factors: &[f32], positions: usize) -> Result<[Vec<f32>; 2], Error> {
+        let (pairs, base) = (self.dim / 2, self.stated_base());
+        if factors.len() != pairs {
+            return Err(Error::RotaryFactors { expected: pairs, got: factors.len() });
+        }
+        if positions.checked_mul(pairs).and_then(|values| values.checked_mul(8)).is_none() {
+            let (rows, row_stride) = (positions as u64, pairs as u64);
+            return Err(Error::ExtentOverflow { operand: "cos and sin", rows, row_stride });
+        }
+        let frequency =
+            |(pair, factor): (usize, &f32)| base.powf(-2.0 * pair as f64 / self.dim as f64) / f64::from(*factor);
+        let frequencies: Vec<f64> = factors.iter().enumerate().map(frequency).collect();
+        let table = |of: fn(f64) -> f64| {
+            let row = |position: usize| frequencies.iter().map(move |f| of(position as f64 * f) as f32);
+            (0..positions).flat_map(row).collect()
+        };
+        Ok([table(f64::cos), table(f64::sin)])
+    }
+
+    fn stated_base(&self) -> f64 {
+        if let Angles::Of { base, .. } = self.angles { base } else { 10_000.0 }
     }
 
     /// Row stride of the tables in elements. Call after [`Rotary::tables`].
@@ -234,6 +266,18 @@ mod tests {
         let radians = |frequency: u64| frequency as f64 / 2f64.powi(64) * TAU;
         assert!((radians(all[0]) - 1.0).abs() < 1e-12 && (radians(all[1]) - 0.1).abs() < 1e-12, "{all:?}");
         assert!(Rotary::neox(4).tables(7).frequencies().is_none());
+    }
+
+    #[test]
+    fn factors_divide_the_angles_of_tables() {
+        let [cos, sin] = Rotary::neox(4).base(100.0).cos_and_sin(&[1.0, 8.0], 3).expect("a factor a pair");
+        let angles = [0.0f32, 0.0, 1.0, 0.1 / 8.0, 2.0, 0.2 / 8.0];
+        for ((cos, sin), angle) in cos.into_iter().zip(sin).zip(angles) {
+            assert!((cos - angle.cos()).abs() < 1e-6 && (sin - angle.sin()).abs() < 1e-6, "{cos} {sin} {angle}");
+        }
+        let refused = Rotary::neox(4).cos_and_sin(&[1.0], 3);
+        assert!(matches!(refused, Err(Error::RotaryFactors { expected: 2, got: 1 })));
+        assert!(Rotary::neox(4).cos_and_sin(&[1.0, 1.0], usize::MAX).is_err());
     }
 
     #[test]

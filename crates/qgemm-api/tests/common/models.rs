@@ -1,4 +1,4 @@
-//! Files of small models, and invariants of all their plans.
+//! Files of small models.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,9 +6,6 @@ use std::path::{Path, PathBuf};
 use qgemm_api::exec::{ExecPlan, Region};
 use qgemm_api::gguf::{GgufHeader, GgufScalar};
 use qgemm_api::{Context, Format, quantize};
-use serde_json::Value;
-
-use crate::common::schema::validate;
 
 pub const HIDDEN: usize = 64;
 pub const KV: usize = 32;
@@ -85,7 +82,8 @@ pub fn attention(layer: usize) -> Vec<Tensor> {
 }
 
 pub fn of_experts(layers: usize) -> Vec<Tensor> {
-    let mut tensors = vec![("output.weight".to_owned(), vec![VOCABULARY, HIDDEN], "q8_0")];
+    let tables = ["token_embd.weight", "output.weight"];
+    let mut tensors = tables.map(|name| (name.to_owned(), vec![VOCABULARY, HIDDEN], "q8_0")).to_vec();
     tensors.push(norm("output_norm", HIDDEN));
     tensors.extend(head_norms(layers));
     for layer in 0..layers {
@@ -119,30 +117,4 @@ impl Folder {
 
 pub fn region<'p>(plan: &'p ExecPlan, name: &str) -> &'p Region {
     plan.memory.regions.iter().find(|r| r.name == name).unwrap_or_else(|| panic!("{name} has no region"))
-}
-
-pub fn check_schemas(plan: &ExecPlan) {
-    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
-    let schema = |name: &str| -> Value {
-        let text = fs::read_to_string(docs.join(name)).expect("it is in the repository");
-        serde_json::from_str(&text).expect("JSON")
-    };
-    let (exec, memory) = (schema("qgemm.exec.v1.schema.json"), schema("qgemm.memory.v1.schema.json"));
-    let value = serde_json::to_value(plan).expect("JSON");
-    validate(&exec, &exec, &value, "plan");
-    validate(&memory, &memory, &value["memory"], "plan.memory");
-}
-
-/// Checks that no two live regions share a byte, canaries included.
-pub fn check_memory(plan: &ExecPlan) {
-    let regions = &plan.memory.regions;
-    for (place, a) in regions.iter().enumerate() {
-        assert!(a.offset + a.reserved <= plan.memory.arena_bytes && a.offset % plan.memory.alignment == 0);
-        assert!(a.reserved >= a.bytes + plan.memory.canary_bytes, "{}", a.name);
-        for b in &regions[place + 1..] {
-            let live = a.first_op <= b.last_op && b.first_op <= a.last_op;
-            let touch = a.offset < b.offset + b.reserved && b.offset < a.offset + a.reserved;
-            assert!(!(live && touch), "{} and {}", a.name, b.name);
-        }
-    }
 }

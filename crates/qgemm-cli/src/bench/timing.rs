@@ -122,7 +122,7 @@ fn time_rounds(
 }
 
 /// Median, and half the interquartile range relative to it.
-fn median_and_noise(mut times: Vec<f64>) -> (f64, f64) {
+pub fn median_and_noise(mut times: Vec<f64>) -> (f64, f64) {
     times.sort_by(f64::total_cmp);
     let at = |share: f64| times[((times.len() - 1) as f64 * share).round() as usize];
     let median = at(0.5);

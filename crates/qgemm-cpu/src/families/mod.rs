@@ -14,6 +14,7 @@ pub mod norm;
 pub mod optimizer;
 pub mod quantize;
 pub mod routing;
+pub mod sampling;
 pub mod unpack;
 
 use qgemm_hal::{Catalog, with_operations};

@@ -292,6 +292,40 @@ static_assert(QG_OFFSET_OF(GatherRowsPointers, ids) == 24, "layout");
 static_assert(QG_OFFSET_OF(GatherRowsPointers, d) == 32, "layout");
 static_assert(QG_OFFSET_OF(GatherRowsPointers, status) == 40, "layout");
 static_assert(QG_OFFSET_OF(GatherRowsPointers, d_row) == 48, "layout");
+struct SamplingShape {
+    u32 rows;  // Rows of logits.
+    u32 vocabulary;  // Logits of a row.
+    u32 earlier;  // Maximum earlier tokens of a row; 0 without a penalty.
+    u32 alternatives;  // Alternatives of a row.
+}; static_assert(sizeof(SamplingShape) == 16, "layout");
+static_assert(QG_OFFSET_OF(SamplingShape, vocabulary) == 4, "layout");
+static_assert(QG_OFFSET_OF(SamplingShape, earlier) == 8, "layout");
+static_assert(QG_OFFSET_OF(SamplingShape, alternatives) == 12, "layout");
+struct SamplingPointers {
+    u64 logits;  // Logits.
+    u64 parameters;  // Parameter words of the rows.
+    u64 earlier;  // Earlier tokens.
+    u64 earlier_lengths;  // Number of earlier tokens of each row.
+    u64 orders;  // Orders of the penalized logits.
+    u64 ids;  // Sampled tokens.
+    u64 log_probabilities;  // Log-probabilities of the sampled tokens.
+    u64 alternative_ids;  // Most likely tokens.
+    u64 alternative_log_probabilities;  // Log-probabilities of the most likely tokens.
+    u64 status;  // Status words of the rows.
+    u64 logits_row;  // Stride between rows of the logits.
+    u64 earlier_row;  // Stride between rows of the earlier tokens.
+}; static_assert(sizeof(SamplingPointers) == 96, "layout");
+static_assert(QG_OFFSET_OF(SamplingPointers, parameters) == 8, "layout");
+static_assert(QG_OFFSET_OF(SamplingPointers, earlier) == 16, "layout");
+static_assert(QG_OFFSET_OF(SamplingPointers, earlier_lengths) == 24, "layout");
+static_assert(QG_OFFSET_OF(SamplingPointers, orders) == 32, "layout");
+static_assert(QG_OFFSET_OF(SamplingPointers, ids) == 40, "layout");
+static_assert(QG_OFFSET_OF(SamplingPointers, log_probabilities) == 48, "layout");
+static_assert(QG_OFFSET_OF(SamplingPointers, alternative_ids) == 56, "layout");
+static_assert(QG_OFFSET_OF(SamplingPointers, alternative_log_probabilities) == 64, "layout");
+static_assert(QG_OFFSET_OF(SamplingPointers, status) == 72, "layout");
+static_assert(QG_OFFSET_OF(SamplingPointers, logits_row) == 80, "layout");
+static_assert(QG_OFFSET_OF(SamplingPointers, earlier_row) == 88, "layout");
 struct QuantizeShape {
     u32 rows;  // Rows of X.
     u32 columns;  // Columns of X.

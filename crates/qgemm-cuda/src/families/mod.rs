@@ -19,6 +19,7 @@ mod prelude;
 mod quantize;
 mod repack;
 mod routing;
+mod sampling;
 mod unpack;
 
 use qgemm_formats::Format;

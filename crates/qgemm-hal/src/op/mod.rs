@@ -23,6 +23,7 @@ mod operand;
 pub mod optimizer;
 pub mod quantize;
 pub mod routing;
+pub mod sampling;
 pub mod unpack;
 
 use std::fmt;

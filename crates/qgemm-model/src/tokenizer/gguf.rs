@@ -6,13 +6,19 @@ use qgemm_api::Model;
 use qgemm_api::gguf::{GgufArray, GgufScalar, GgufValue};
 use serde_json::{Map, Value, json};
 
+use super::end_texts::END_TEXTS;
 use super::pre_tokenizer::PreTokenizer;
 use crate::error::Error;
 use crate::settings::metadata;
 
 /// Token types of llama.cpp.
+const UNKNOWN: i64 = 2;
 const CONTROL: i64 = 3;
 const USER_DEFINED: i64 = 4;
+
+/// Stands for bytes that have no token. Byte-level text has no
+/// such characters.
+const ABSENT: &str = "\0";
 
 /// Tokens, scores and merges of a GGUF file.
 pub struct Vocabulary<'m> {
@@ -73,12 +79,23 @@ impl<'m> Vocabulary<'m> {
         flag(self.model, "add_bos_token").unwrap_or(by_default)
     }
 
+    /// Id of bytes that have no token, behind those of the
+    /// vocabulary. They prevent merges, and are then left out, as
+    /// llama.cpp does.
+    pub fn absent_id(&self) -> Option<u32> {
+        let is_free = self.tokens.iter().all(|token| token != ABSENT);
+        let serves = matches!(self.kind, Kind::ByteLevel(_)) && is_free;
+        u32::try_from(self.tokens.len()).ok().filter(|_| serves)
+    }
+
     /// The tokenizer as a `tokenizer.json`.
     ///
     /// # Errors
     /// [`Error::NoTokenizer`] without merges or scores.
     pub fn tokenizer_json(&self) -> Result<Value, Error> {
-        let vocabulary: Map<String, Value> = self.tokens.iter().cloned().zip((0..).map(|id: u32| id.into())).collect();
+        let mut vocabulary: Map<String, Value> =
+            self.tokens.iter().cloned().zip((0..).map(|id: u32| id.into())).collect();
+        vocabulary.extend(self.absent_id().map(|id| (ABSENT.to_owned(), id.into())));
         let mut json = match self.kind {
             Kind::ByteLevel(pre) => self.byte_level(pre)?,
             Kind::SentencePiece => self.sentence_piece()?,
@@ -98,10 +115,16 @@ impl<'m> Vocabulary<'m> {
         let pairs: Vec<Value> =
             merges.iter().filter_map(|merge| merge.split_once(' ')).map(|(a, b)| json!([a, b])).collect();
         Ok(json!({
-            "normalizer": if pre.nfc { json!({ "type": "NFC" }) } else { Value::Null },
+            "normalizer": null,
             "pre_tokenizer": pre.json(),
             "decoder": { "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true },
-            "model": { "merges": pairs, "ignore_merges": pre.ignore_merges, "byte_fallback": false, "fuse_unk": false },
+            "model": {
+                "merges": pairs,
+                "unk_token": self.absent_id().map(|_| ABSENT),
+                "ignore_merges": pre.ignore_merges,
+                "byte_fallback": false,
+                "fuse_unk": false,
+            },
         }))
     }
 
@@ -181,17 +204,18 @@ impl<'m> Vocabulary<'m> {
         }))
     }
 
-    /// Control tokens, which no text is split at but by their whole text, and user-defined tokens.
+    /// Tokens that text is split at: control tokens, the unknown
+    /// token and user-defined tokens.
     fn added_tokens(&self) -> Vec<Value> {
         let Some(GgufValue::Array(types)) = metadata(self.model, "tokenizer.ggml.token_type") else {
             return Vec::new();
         };
         let token = |(id, content): (usize, &String)| {
             let kind = integer(types.scalar(id)?)?;
-            let added = kind == CONTROL || kind == USER_DEFINED;
-            added.then(|| {
+            let special = kind == CONTROL || kind == UNKNOWN || END_TEXTS.contains(&content.as_str());
+            (special || kind == USER_DEFINED).then(|| {
                 json!({
-                    "id": id, "content": content, "special": kind == CONTROL, "normalized": false,
+                    "id": id, "content": content, "special": special, "normalized": false,
                     "single_word": false, "lstrip": false, "rstrip": false,
                 })
             })

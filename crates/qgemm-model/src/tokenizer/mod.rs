@@ -1,5 +1,6 @@
 //! Tokenizers: from `tokenizer.json`, or from the vocabulary of a GGUF file.
 
+mod end_texts;
 mod gguf;
 mod pre_tokenizer;
 
@@ -9,24 +10,15 @@ use std::path::Path;
 use qgemm_api::Model;
 use serde_json::Value;
 
+use self::end_texts::END_TEXTS;
 use crate::error::Error;
 use crate::settings::{json_beside, metadata, number_of, text_beside};
-
-/// Texts of tokens that end a turn, where files state only one such token.
-const END_TEXTS: &[&str] = &[
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "<|im_end|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|end|>",
-    "<|EOT|>",
-    "<end_of_turn>",
-];
 
 /// A tokenizer with its special tokens.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
+    /// Id of bytes without a token, which are left out.
+    absent_id: Option<u32>,
     /// Token that begins a text, where the tokenizer itself does not add it.
     bos_to_add: Option<u32>,
     end_ids: BTreeSet<u32>,
@@ -57,7 +49,7 @@ impl Tokenizer {
         let eos_text = token_text(&config["eos_token"]);
         end_ids.extend(eos_text.as_deref().and_then(|text| inner.token_to_id(text)));
         let bos_text = token_text(&config["bos_token"]);
-        Ok(Self { inner, bos_to_add: None, end_ids, bos_text, eos_text }.with_end_texts())
+        Ok(Self { inner, absent_id: None, bos_to_add: None, end_ids, bos_text, eos_text }.with_end_texts())
     }
 
     /// From the vocabulary of a GGUF file.
@@ -71,7 +63,8 @@ impl Tokenizer {
         let bos_to_add = bos.filter(|_| vocabulary.adds_bos());
         let text = |id: Option<u32>| id.and_then(|id| inner.id_to_token(id));
         let (bos_text, eos_text) = (text(bos), text(id("eos_token_id")));
-        Ok(Self { inner, bos_to_add, end_ids, bos_text, eos_text }.with_end_texts())
+        let absent_id = vocabulary.absent_id();
+        Ok(Self { inner, absent_id, bos_to_add, end_ids, bos_text, eos_text }.with_end_texts())
     }
 
     /// The tokenizer of an encoder: without padding, and texts cut to `most` tokens.
@@ -112,7 +105,7 @@ impl Tokenizer {
 
     fn encode_with(&self, text: &str, special: bool) -> Result<Vec<u32>, Error> {
         let encoding = self.inner.encode_fast(text, special).map_err(Error::tokenizer)?;
-        Ok(encoding.get_ids().to_vec())
+        Ok(encoding.get_ids().iter().copied().filter(|id| Some(*id) != self.absent_id).collect())
     }
 
     /// The text of tokens, without special tokens.
@@ -130,7 +123,7 @@ impl Tokenizer {
 
     /// Number of tokens.
     pub fn vocabulary(&self) -> usize {
-        self.inner.get_vocab_size(true)
+        self.inner.get_vocab_size(true) - usize::from(self.absent_id.is_some())
     }
 
     /// The beginning-of-text token, for chat templates.
@@ -160,7 +153,7 @@ fn token_text(value: &Value) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use qgemm_api::gguf::{GgufHeader, GgufScalar};
+    use qgemm_api::gguf::{GgufArray, GgufHeader, GgufScalar, GgufValue};
     use qgemm_api::open_model;
     use serde_json::json;
 
@@ -174,6 +167,46 @@ mod tests {
         assert_eq!(token_text(&json!("</s>")).as_deref(), Some("</s>"));
         assert_eq!(token_text(&json!({ "content": "</s>", "lstrip": false })).as_deref(), Some("</s>"));
         assert_eq!(token_text(&json!(null)), None);
+    }
+
+    /// Ids by the tokenizer of a GGUF file with these tokens, their
+    /// types and merges.
+    fn encoded(model: &str, tokens: &[(&str, u32)], merges: &[&str], text: &str) -> Vec<u32> {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("model.gguf");
+        let mut header = GgufHeader::new();
+        let mut add = |key: &str, value: GgufValue| header.metadata(key, value).expect("a new key");
+        let strings =
+            |items: Vec<&str>| GgufValue::Array(GgufArray::Strings(items.into_iter().map(str::to_owned).collect()));
+        let bytes = |kind: u32, words: Vec<[u8; 4]>| {
+            GgufValue::Array(GgufArray::Scalars { kind, bytes: words.concat().into() })
+        };
+        add("tokenizer.ggml.model", model.into());
+        add("tokenizer.ggml.pre", "smollm".into());
+        add("tokenizer.ggml.add_bos_token", GgufScalar::Bool(false).into());
+        add("tokenizer.ggml.tokens", strings(tokens.iter().map(|(token, _)| *token).collect()));
+        add("tokenizer.ggml.merges", strings(merges.to_vec()));
+        add("tokenizer.ggml.token_type", bytes(4, tokens.iter().map(|(_, kind)| kind.to_le_bytes()).collect()));
+        add("tokenizer.ggml.scores", bytes(6, vec![[0; 4]; tokens.len()]));
+        header.write(std::fs::File::create(&path).expect("writable")).expect("writable").finish().expect("complete");
+        let model = open_model(&path).expect("a model");
+        Tokenizer::open(&model, &path).expect("a tokenizer").encode(text).expect("encoded")
+    }
+
+    #[test]
+    fn bytes_without_a_token_prevent_merges_and_are_left_out() {
+        let (tokens, merges) = ([("Ġ", 1), ("-", 1), ("Ġ-", 1)], ["Ġ -"]);
+        assert_eq!(encoded("gpt2", &tokens, &merges, " -"), [2]);
+        assert_eq!(encoded("gpt2", &tokens, &merges, " \u{6}-\u{6}"), [0, 1]);
+        // A token with the text that stands for such bytes.
+        let tokens = [("Ġ", 1), ("-", 1), ("\0", 3)];
+        assert_eq!(encoded("gpt2", &tokens, &[], "-\u{6} "), [1, 0]);
+    }
+
+    #[test]
+    fn control_tokens_are_known_by_type_or_text() {
+        let tokens = [("<unk>", 2), ("▁", 1), ("<tool>", 4), ("</s>", 1), ("<pad>", 3), ("a", 1)];
+        assert_eq!(encoded("llama", &tokens, &[], "a<unk>a</s><tool><pad>"), [1, 5, 0, 1, 5, 3, 2, 4]);
     }
 
     #[test]

@@ -10,8 +10,6 @@ pub struct PreTokenizer {
     split: Split,
     /// Whether a piece that is a token needs no merges.
     pub ignore_merges: bool,
-    /// Whether text is normalized to NFC.
-    pub nfc: bool,
     /// Whether texts begin with the beginning-of-text token, unless the file states it.
     pub adds_bos: bool,
 }
@@ -26,19 +24,17 @@ enum Split {
 }
 
 /// Pre-tokenizers that are built.
-static SERVED: [PreTokenizer; 5] = [
+static SERVED: [PreTokenizer; 6] = [
     PreTokenizer {
-        names: &["gpt-2", "gpt2"],
+        names: &["gpt-2", "gpt2", "mpt"],
         split: Split::Gpt2 { digits: false },
         ignore_merges: false,
-        nfc: false,
         adds_bos: false,
     },
     PreTokenizer {
-        names: &["smollm"],
+        names: &["smollm", "starcoder", "refact", "command-r"],
         split: Split::Gpt2 { digits: true },
         ignore_merges: false,
-        nfc: false,
         adds_bos: false,
     },
     PreTokenizer {
@@ -47,7 +43,6 @@ static SERVED: [PreTokenizer; 5] = [
             r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
         ),
         ignore_merges: true,
-        nfc: false,
         adds_bos: true,
     },
     PreTokenizer {
@@ -56,7 +51,14 @@ static SERVED: [PreTokenizer; 5] = [
             r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
         ),
         ignore_merges: false,
-        nfc: true,
+        adds_bos: false,
+    },
+    PreTokenizer {
+        names: &["qwen35"],
+        split: Split::Pattern(
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ),
+        ignore_merges: false,
         adds_bos: false,
     },
     PreTokenizer {
@@ -65,7 +67,6 @@ static SERVED: [PreTokenizer; 5] = [
             r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
         ),
         ignore_merges: true,
-        nfc: false,
         adds_bos: true,
     },
 ];

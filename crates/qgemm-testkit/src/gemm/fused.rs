@@ -55,8 +55,7 @@ pub(super) fn multiply_fused(
             .output_alignment(i, output.alignment());
     }
     let plan = ctx.plan_fused(&problem).map_err(Failure::of_plan)?;
-    let product = plan.product();
-    Failure::check_launched(product.sequence(), product.kernel_id())?;
+    plan.products().try_for_each(|product| Failure::check_launched(product.sequence(), product.kernel_id()))?;
 
     let device = Failure::of_run;
     let stream = ctx.default_stream();
@@ -99,9 +98,9 @@ pub(super) fn multiply_fused(
         all.encode(&(0..case.m).flat_map(of_row).collect::<Vec<_>>())
     };
     Ok(Runs {
-        kernel: product.kernel_name().to_owned(),
-        kernel_id: product.kernel_id(),
-        config: product.launch().map(|launch| launch.config),
+        kernel: plan.products().map(|product| product.kernel_name()).collect::<Vec<_>>().join(", "),
+        kernel_id: plan.products().find_map(|product| product.kernel_id()),
+        config: plan.products().find_map(|product| product.launch()).map(|launch| launch.config),
         d: all,
         first: side_by_side(&first),
         second: second.as_ref().map(side_by_side),

@@ -79,6 +79,13 @@ struct OptimizerShape {
     reserved: u32, // Unused, zero.
 }
 
+struct SamplingShape {
+    rows: u32, // Rows of logits.
+    vocabulary: u32, // Logits of a row.
+    earlier: u32, // Maximum earlier tokens of a row; 0 without a penalty.
+    alternatives: u32, // Alternatives of a row.
+}
+
 const FLAG_ROW_SCALE: u32 = 1u;
 const FLAG_K_ORDER: u32 = 2u;
 const FLAG_C: u32 = 4u;

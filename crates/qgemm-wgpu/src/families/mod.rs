@@ -17,6 +17,7 @@ mod operands;
 pub(crate) mod optimizer;
 pub(crate) mod quantize;
 pub(crate) mod routing;
+pub(crate) mod sampling;
 mod unpack;
 
 use std::sync::Arc;
@@ -74,6 +75,9 @@ interfaces! {
     indexer::CHOOSE_INTERFACE,
     optimizer::INTERFACE,
     gather_rows::STATUS_INTERFACE,
+    sampling::PENALIZE_INTERFACE,
+    sampling::SAMPLE_INTERFACE,
+    sampling::LOG_PROBABILITIES_INTERFACE,
 }
 
 /// Maximum bytes of parameters. A quarter of the 128 bytes of

@@ -1,0 +1,90 @@
+//! First and last operations of a model: embedding and head.
+
+use qgemm_formats::DType;
+use qgemm_hal::{Activation, XPrecision};
+
+use super::architecture::Matrix;
+use super::build::{Buffer, Builder};
+use super::file::{PlannedOp, RegionKind};
+use super::layers::LENGTHS;
+use super::product::{Product, describe, known, op, planned_weight};
+use crate::error::Error;
+use crate::gather_rows::GatherRows;
+use crate::record::Sizes;
+
+/// Region of the tokens of a step.
+const TOKENS: &str = "tokens";
+/// Region of the embedding, unless it is the head's weight.
+const TABLE: &str = "token_embd.weight";
+/// Operation of the head.
+const HEAD: &str = "output";
+/// Bytes of the status of a gather.
+pub(super) const GATHER_STATUS_BYTES: usize = 16;
+
+impl Builder<'_> {
+    /// Adds the input of the first layer, `columns` features a token.
+    pub(super) fn embedding(&mut self, columns: usize) -> Result<Buffer, Error> {
+        let network = self.network;
+        let hidden = self.hidden("hidden.0", columns);
+        match &network.embedding {
+            Some(table) => {
+                let tokens = self.input(TOKENS, self.options.batch);
+                let lengths = (!self.options.train).then(|| self.input(LENGTHS, self.sequences));
+                let inputs: Vec<Buffer> =
+                    std::iter::once(tokens.clone()).chain(lengths).chain(self.block_table()).collect();
+                self.step("inputs", TOKENS, &[], &inputs)?;
+                self.gather(table, &tokens, &hidden)?;
+                Ok(hidden)
+            }
+            None => {
+                let embedded = self.activation("embeddings", columns);
+                self.step("embedding lookup", &embedded.name, &[], std::slice::from_ref(&embedded))?;
+                self.norm("embedding_norm".into(), &network.outer_norm, &embedded, hidden)
+            }
+        }
+    }
+
+    /// Adds norm and head: logits of each sequence's last token, or of all tokens.
+    pub(super) fn head(&mut self, hidden: &Buffer) -> Result<(), Error> {
+        let network = self.network;
+        let Some(head) = &network.head else { return Ok(()) };
+        let all = self.options.all_logits || self.options.train;
+        let rows = if all { self.options.batch } else { self.sequences };
+        let normed = Buffer { rows, ..self.activation("output_norm", head.k) };
+        let x = self.norm("output_norm".into(), &network.outer_norm, hidden, normed)?;
+        let d = Buffer { dtype: DType::F32, rows, ..self.activation("logits", head.n) };
+        self.product(Product::new(HEAD, head, x, d.clone()))?;
+        match self.options.train {
+            true => Ok(()),
+            false => self.step("sampling", &d.name, std::slice::from_ref(&d), &[]),
+        }
+    }
+
+    /// Adds the rows of `table` that the tokens name.
+    fn gather(&mut self, table: &Matrix, tokens: &Buffer, d: &Buffer) -> Result<(), Error> {
+        let described = describe(self.ctx, table, false)?;
+        let gather = GatherRows::of_described(&described, tokens.rows).d_dtype(d.dtype);
+        let ctx = self.ctx;
+        let record = known(&mut self.planned, format!("{gather:?}"), || ctx.explain_gather_rows(&gather))?;
+        let is_tied = self.network.head.as_ref().is_some_and(|head| head.tensor == table.tensor);
+        let region = if is_tied { format!("{HEAD}.weight") } else { TABLE.to_owned() };
+        let weight = super::file::PlannedWeight { region, ..planned_weight(table, &described, described.bytes()) };
+        let status = format!("{TOKENS}.status");
+        self.out.uses(&weight.region, RegionKind::Weight, weight.bytes);
+        self.out.uses(&tokens.name, tokens.kind, tokens.bytes()?);
+        self.out.uses(&status, RegionKind::Temporary, GATHER_STATUS_BYTES);
+        let op = PlannedOp {
+            shape: Sizes { m: tokens.rows, n: table.k, k: table.n },
+            x_dtype: "i32".into(),
+            weight: Some(weight),
+            status: Some(status),
+            ..op("token_embd".into(), [tokens, d], (Activation::Identity, XPrecision::Exact), &record)?
+        };
+        self.push(op, d, std::slice::from_ref(&tokens.name))
+    }
+
+    /// Input of the caller: `rows` words.
+    fn input(&self, name: &str, rows: usize) -> Buffer {
+        Buffer { name: name.to_owned(), kind: RegionKind::Input, rows, columns: 1, dtype: DType::F32, kv: None }
+    }
+}

@@ -1,0 +1,94 @@
+//! Rotary embedding in plan files.
+
+use qgemm_hal::RotaryPairs;
+use serde::{Deserialize, Serialize};
+
+use super::operands::{NamedRegion, WORD, wrong};
+use crate::error::Error;
+use crate::kv_append::{Rotary, RotaryScaling};
+
+/// Rotary embedding ([`Rotary`](crate::Rotary)).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct PlannedRotary {
+    /// Rotated features per head.
+    pub dim: usize,
+    /// Pairing: `neox` or `interleaved`.
+    pub pairs: String,
+    /// Frequency base (theta).
+    pub base: f64,
+    /// Frequency scaling.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub scaling: Option<PlannedScaling>,
+    /// Tables of angles, where each pair has a factor of its own.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub tables: Option<PlannedTables>,
+}
+
+/// Tables of angles: f32 `[capacity, dim / 2]`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct PlannedTables {
+    /// Tensor of the factors, by which frequencies are divided.
+    pub factors: String,
+    /// Region of the cosines.
+    pub cos: String,
+    /// Region of the sines.
+    pub sin: String,
+}
+
+/// Frequency scaling ([`RotaryScaling`](crate::RotaryScaling)).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct PlannedScaling {
+    /// `linear`, `llama3` or `yarn`.
+    pub kind: String,
+    /// Scaling factor.
+    pub factor: f64,
+    /// `low_freq_factor` (`llama3`) or `beta_slow` (`yarn`).
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub low: Option<f64>,
+    /// `high_freq_factor` (`llama3`) or `beta_fast` (`yarn`).
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub high: Option<f64>,
+    /// Original context length (`llama3` and `yarn`).
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub original: Option<usize>,
+}
+
+impl PlannedRotary {
+    /// Rotary embedding of up to `positions` positions.
+    pub fn describe(&self, positions: usize) -> Result<Rotary, Error> {
+        let rotary = self.of_frequencies()?;
+        Ok(if self.tables.is_some() { rotary.tables(positions) } else { rotary })
+    }
+
+    /// Regions of the tables, with their bytes.
+    pub(super) fn regions(&self, positions: usize) -> Vec<NamedRegion<'_>> {
+        let Some(PlannedTables { cos, sin, .. }) = &self.tables else { return Vec::new() };
+        let bytes = positions.checked_mul(self.dim / 2).and_then(|values| values.checked_mul(WORD));
+        vec![("heads.rotary.tables.cos", cos, bytes), ("heads.rotary.tables.sin", sin, bytes)]
+    }
+
+    /// Rotary embedding before factors of pairs apply.
+    pub(super) fn of_frequencies(&self) -> Result<Rotary, Error> {
+        let pairs = RotaryPairs::ALL.into_iter().find(|pairs| pairs.name() == self.pairs);
+        let rotary = match pairs {
+            Some(RotaryPairs::Neox) => Rotary::neox(self.dim),
+            Some(RotaryPairs::Interleaved) => Rotary::interleaved(self.dim),
+            None => return Err(wrong("heads.rotary.pairs", "neox or interleaved", &self.pairs)),
+        };
+        let rotary = rotary.base(self.base);
+        let Some(PlannedScaling { kind, factor, low, high, original }) = &self.scaling else { return Ok(rotary) };
+        // A missing number becomes NaN, which the rotary embedding refuses by name.
+        let (factor, low, high) = (*factor, low.unwrap_or(f64::NAN), high.unwrap_or(f64::NAN));
+        let original = original.unwrap_or(0);
+        let scaling = match kind.as_str() {
+            "linear" => RotaryScaling::Linear { factor },
+            "llama3" => RotaryScaling::Llama3 { factor, low, high, original },
+            "yarn" => RotaryScaling::Yarn { factor, fast: high, slow: low, original },
+            other => return Err(wrong("heads.rotary.scaling.kind", "linear, llama3 or yarn", other)),
+        };
+        Ok(rotary.scaling(scaling))
+    }
+}

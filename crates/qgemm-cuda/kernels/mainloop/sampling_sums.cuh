@@ -1,0 +1,165 @@
+// Integer sums over a row of logits by one CTA:
+// prefix sums, and the first token that reaches one.
+#pragma once
+#include "atoms/launch.cuh"
+#include "atoms/shared_atomic.cuh"
+#include "atoms/sync.cuh"
+#include "atoms/warp.cuh"
+#include "mainloop/sampling_params.cuh"
+#include "mainloop/warp_max.cuh"
+
+constexpr u32 WARPS = QG_THREADS / 32;
+// Bins of a histogram over one digit of the orders.
+constexpr u32 BINS = 2048, THREAD_BINS = BINS / QG_THREADS;
+static_assert(WARPS <= 32 && BINS % QG_THREADS == 0, "a lane for each warp, whole bins for each thread");
+// Orders that a thread loads together.
+constexpr u32 TOGETHER = 8;
+
+struct SharedStorage {
+    u64 of_warps[32];
+    u64 left;
+    u32 found, ended;
+    // Sums of bins: low words, and carries out of them.
+    u32 low[BINS];
+    u32 high[BINS];
+};
+static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
+
+// A row of logits, or of orders that earlier kernels made.
+struct Row {
+    const u8* words;
+    u32 vocabulary;
+    bool has_orders;
+
+    QG_DEVICE Row of_logits(const SamplingParams& p, u32 row) {
+        return {word_at(p.at.logits, row * p.at.logits_row), p.shape.vocabulary, false};
+    }
+    QG_DEVICE Row of_orders(const SamplingParams& p, u32 row) {
+        return {word_at(p.at.orders, (u64)row * p.shape.vocabulary), p.shape.vocabulary, true};
+    }
+    __device__ __forceinline__ u32 order(u32 id) const {
+        const u32 bits = ld_global_u32(words + (u64)id * 4);
+        return has_orders ? bits : order_of(bits);
+    }
+    // Calls `visit` with ids from `begin` on, `stride` apart,
+    // and their orders.
+    template <class F>
+    __device__ __forceinline__ void each(u32 begin, u32 end, u32 stride, F&& visit) const {
+        for (u32 first = begin; first < end; first += stride * TOGETHER) {
+            u32 orders[TOGETHER];
+#pragma unroll
+            for (u32 i = 0; i < TOGETHER; i++) {
+                const u32 id = first + i * stride;
+                orders[i] = id < end ? order(id) : EXCLUDED;
+            }
+#pragma unroll
+            for (u32 i = 0; i < TOGETHER; i++) {
+                const u32 id = first + i * stride;
+                if (id < end) visit(id, orders[i]);
+            }
+        }
+    }
+};
+
+QG_DEVICE u64 shfl_idx_u64(u64 value, u32 lane) {
+    const u32 low = shfl_idx_u32((u32)value, lane), high = shfl_idx_u32((u32)(value >> 32), lane);
+    return (u64)high << 32 | low;
+}
+
+// Sum over this lane and those before it.
+QG_DEVICE u64 warp_prefix(u64 own) {
+    const u32 lane = thread_index() % 32;
+#pragma unroll
+    for (u32 distance = 1; distance < 32; distance *= 2) {
+        const u64 other = shfl_idx_u64(own, lane - distance);
+        if (lane >= distance) own += other;
+    }
+    return own;
+}
+
+// Sums over the threads before this one, and over all.
+struct Prefix {
+    u64 before, total;
+};
+
+QG_DEVICE Prefix cta_prefix(SharedStorage& shared, u64 own) {
+    const u32 lane = thread_index() % 32, warp = thread_index() / 32;
+    const u64 through = warp_prefix(own);
+    cta_barrier();
+    if (lane == 31) st_shared(&shared.of_warps[warp], through);
+    cta_barrier();
+    const u64 warps = warp_prefix(lane < WARPS ? ld_shared(&shared.of_warps[lane]) : 0);
+    const u64 before_warp = shfl_idx_u64(warps, warp) - shfl_idx_u64(through, 31);
+    return {before_warp + through - own, shfl_idx_u64(warps, 31)};
+}
+
+// The most likely token: largest order, lowest id.
+struct Best {
+    u32 order, id;
+
+    // Whether this token precedes another one.
+    __device__ __forceinline__ bool precedes(const Best& other) const {
+        return order > other.order || (order == other.order && id < other.id);
+    }
+    __device__ __forceinline__ Best of_warp() const {
+        const u32 largest = warp_max(order);
+        return {largest, ~warp_max(order == largest ? ~id : 0u)};
+    }
+};
+
+// The most likely token over all threads.
+QG_DEVICE Best cta_best(SharedStorage& shared, Best own) {
+    const u32 lane = thread_index() % 32;
+    own = own.of_warp();
+    cta_barrier();
+    if (lane == 0) st_shared(&shared.of_warps[thread_index() / 32], (u64)own.order << 32 | own.id);
+    cta_barrier();
+    const u64 other = lane < WARPS ? ld_shared(&shared.of_warps[lane]) : NO_TOKEN;
+    return Best{(u32)(other >> 32), (u32)other}.of_warp();
+}
+
+// The most likely token after `last`.
+QG_DEVICE Best best_after(SharedStorage& shared, const Row& row, const Best& last) {
+    Best own = {EXCLUDED, NO_TOKEN};
+    row.each(thread_index(), row.vocabulary, QG_THREADS, [&](u32 id, u32 order) {
+        const Best token = {order, id};
+        if (order > own.order && last.precedes(token)) own = token;
+    });
+    return cta_best(shared, own);
+}
+
+// The first token in order of ids whose running sum of
+// `measure` reaches `wanted`, given the sum of all.
+template <class F, class W>
+QG_DEVICE u32 find_token(SharedStorage& shared, const Row& row, F&& measure, W&& wanted) {
+    const u32 thread = thread_index(), lane = thread % 32, warp = thread / 32;
+    // Each warp sums consecutive tokens.
+    const u32 share = (row.vocabulary + QG_THREADS - 1) / QG_THREADS * 32;
+    const auto least = [](u32 a, u32 b) { return a < b ? a : b; };
+    u64 own = 0;
+    row.each(warp * share + lane, least(row.vocabulary, (warp + 1) * share), 32,
+             [&](u32 id, u32 order) { own += measure(id, order); });
+    const Prefix of_all = cta_prefix(shared, own);
+    const u64 target = wanted(of_all.total);
+    const u64 before = shfl_idx_u64(of_all.before, 0), through = shfl_idx_u64(of_all.before + own, 31);
+    if (lane == 0 && before < target && target <= through) {
+        st_shared(&shared.found, warp * share);
+        st_shared(&shared.left, target - before);
+    }
+    cta_barrier();
+    // Each thread sums consecutive tokens of that warp.
+    const u32 each = (share + QG_THREADS - 1) / QG_THREADS, of_warp = ld_shared(&shared.found);
+    const u64 left = ld_shared(&shared.left);
+    const u32 end = least(row.vocabulary, of_warp + share);
+    const u32 begin = least(end, of_warp + thread * each), own_end = least(end, begin + each);
+    own = 0;
+    for (u32 id = begin; id < own_end; id++) own += measure(id, row.order(id));
+    u64 sum = cta_prefix(shared, own).before;
+    if (sum < left && left <= sum + own) {
+        u32 id = begin;
+        while (id + 1 < own_end && (sum += measure(id, row.order(id))) < left) id++;
+        st_shared(&shared.found, id);
+    }
+    cta_barrier();
+    return ld_shared(&shared.found);
+}
