@@ -15,9 +15,9 @@ const CORE_BANDWIDTH: f64 = 1e10;
 const PRODUCTS: f64 = 0.55;
 /// Softmax of a score, in multiply-adds.
 const SOFTMAX: f64 = 57.0;
-/// Conversion of a key and its value, in
-/// rows of products with them.
-const CONVERSION: f64 = 6.0;
+/// Conversion of a key and its value, in rows of
+/// products with them; and for each byte of a number.
+const CONVERSION: [f64; 2] = [3.5, 3.0];
 
 /// Wake-ups of the pool.
 pub(super) fn launches(op: &CheckedAttention, info: &DeviceInfo) -> u32 {
@@ -32,7 +32,8 @@ pub(super) fn efficiency(op: &CheckedAttention, info: &DeviceInfo) -> (u32, u32)
     let tasks = op.sequences * op.kv_heads * blocks * op.most_keys.div_ceil(CHUNK_KEYS);
     let busy = if launches(op, info) == 0 { 1.0 } else { units.min(tasks.max(1) as f64) };
     let bandwidth = (busy * CORE_BANDWIDTH / info.bandwidth).min(0.9);
-    let work = 1.0 + SOFTMAX / (op.qk_dim + op.v_dim) as f64 + CONVERSION * blocks as f64 / rows as f64;
+    let conversion = CONVERSION[0] + CONVERSION[1] * op.kv.mean_bytes();
+    let work = 1.0 + SOFTMAX / (op.qk_dim + op.v_dim) as f64 + conversion * blocks as f64 / rows as f64;
     let per_mille = |share: f64| (share * 1000.0).round().clamp(1.0, 1000.0) as u32;
     (per_mille(bandwidth), per_mille(PRODUCTS * busy / units / work))
 }
