@@ -88,8 +88,8 @@ fn loss(got: &[f32], wanted: &[f32]) -> f32 {
     got.iter().zip(wanted).map(|(got, y)| (got - y).powi(2)).sum::<f32>() / energy
 }
 
-/// Token by token, as a prompt with all logits, and as a prompt with those of
-/// its last token.
+/// Token by token, as a prompt with all logits, and as a
+/// prompt with those of its last token.
 #[test]
 fn a_prompt_and_its_tokens_alone_give_the_same_logits() {
     let folder = Folder::new();
@@ -121,7 +121,8 @@ fn a_prompt_and_its_tokens_alone_give_the_same_logits() {
     }
 }
 
-/// Formats and pages of the cache: the logits of rows in f16, but for what the format rounds.
+/// Formats and pages of the cache give the logits of f16 rows,
+/// but for what the format rounds.
 #[test]
 fn caches_of_other_formats_and_pages_give_the_same_logits() {
     let folder = Folder::new();
@@ -157,8 +158,8 @@ fn caches_of_other_formats_and_pages_give_the_same_logits() {
     }
 }
 
-/// A prompt's plan hands its cache to that of a decoding step, which feeds itself: tokens
-/// stay on the device.
+/// A prompt's plan hands its cache to that of a decoding step,
+/// which feeds itself: tokens stay on the device.
 #[test]
 fn a_sampled_token_is_the_input_of_the_next_step() {
     let folder = Folder::new();
@@ -207,7 +208,8 @@ fn a_sampled_token_is_the_input_of_the_next_step() {
     }
 }
 
-/// A step is its operations one by one, in an arena and in memory alone.
+/// A step is its operations one by one, in an arena and in
+/// memory alone.
 #[test]
 fn a_step_is_its_operations() {
     let folder = Folder::new();
@@ -247,7 +249,8 @@ fn a_step_is_its_operations() {
     }
 }
 
-/// What the library cannot do between operations keeps a step from running.
+/// A step of the caller between operations keeps the plan's
+/// step from running.
 #[test]
 fn a_step_of_the_callers_is_named() {
     let folder = Folder::new();

@@ -1,4 +1,5 @@
-//! Execution plans as programs: steps against a plain forward pass.
+//! Execution plans as programs: steps against a plain
+//! forward pass.
 
 mod common;
 
@@ -12,7 +13,8 @@ use qgemm_model::{LanguageModel, Precision};
 const QWEN2: Recipe = Recipe { architecture: "qwen2", formats: ["q4_0", "q5_1"], qkv_bias: true, ..LLAMA };
 const QWEN3: Recipe = Recipe { architecture: "qwen3", formats: ["f16", "f16"], head_norms: true, ..LLAMA };
 
-/// Options of one sequence whose activations are not rounded.
+/// Options of one sequence, whose activations are
+/// not rounded.
 fn exact() -> PlanOptions {
     let mut options = PlanOptions::new(1);
     (options.x_dtype, options.x_precision) = (DType::F32, XPrecision::Exact);

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use qgemm_hal::{Buffer, BufferMut, BufferRef, Device, Stream};
 
-use super::check::expect;
 use super::file::{MemoryPlan, Region, RegionKind};
+use super::mismatch::expect;
 use crate::error::Error;
 
 /// Region name of the workspace.
@@ -167,7 +167,7 @@ impl Regions {
         Self { all, by_name, start, bytes, canary: plan.canary_value }
     }
 
-    /// Names and places of the KV caches, as text.
+    /// Names, offsets and sizes of the KV caches, as text.
     fn caches(&self) -> String {
         let caches = self.all.iter().filter(|region| region.kind == RegionKind::KvCache);
         let places = caches.map(|region| format!("{} {}+{}", region.name, region.offset - self.start, region.bytes));

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-use qgemm_formats::{DType, FormatError};
+use qgemm_formats::DType;
 use qgemm_hal::{DeviceKind, KvFormat, XPrecision};
 
 use super::architecture::{LayerTensors, Network, fingerprint, network};
@@ -14,6 +14,7 @@ use super::file::{
 };
 use super::layout::{Wanted, place};
 use super::product::Product;
+use super::sizes::too_large;
 use crate::context::Context;
 use crate::error::Error;
 use crate::model::{config_of, open_model};
@@ -169,10 +170,6 @@ fn sequences(options: &PlanOptions, network: &Network) -> Result<(usize, usize),
         true => Err(Error::OutOfRange { name: "context", least: each, most: u32::MAX as usize, got: context }),
         false => Ok((sequences, context)),
     }
-}
-
-pub(super) fn too_large() -> Error {
-    FormatError::Overflow { what: "an arena".into(), dims: Vec::new() }.into()
 }
 
 /// Plan under construction.

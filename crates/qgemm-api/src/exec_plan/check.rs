@@ -12,6 +12,7 @@ use super::arena::WORKSPACE;
 use super::build::END;
 use super::file::{ExecPlan, MemoryPlan, PlannedOp, PlannedWeight, Region, RegionKind};
 use super::layout::overlap;
+use super::mismatch::expect;
 use super::stated::{Stated, with_segments};
 use crate::context::Context;
 use crate::described::DescribedWeight;
@@ -20,12 +21,6 @@ use crate::experts::ExpertProblem;
 use crate::gemm::{Candidate, Problem};
 use crate::gradient::ThroughShape;
 use crate::record::{DeviceRecord, Dispatch, PlanRecord, Reduction, Sizes};
-
-/// Checks that the file has the expected value.
-pub(super) fn expect(at: impl Display, expected: impl Display, got: impl Display) -> Result<(), Error> {
-    let (expected, got) = (expected.to_string(), got.to_string());
-    if expected == got { Ok(()) } else { Err(Error::PlanMismatch { at: at.to_string(), expected, got }) }
-}
 
 /// Checks the device. A plan for a chip description fits every device of that
 /// chip's architecture and size.

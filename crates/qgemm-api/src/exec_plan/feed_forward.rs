@@ -4,9 +4,10 @@ use qgemm_formats::DType;
 use qgemm_hal::{Activation, XPrecision};
 
 use super::architecture::{FeedForward, Matrix, NormTensors};
-use super::build::{Buffer, Builder, too_large};
+use super::build::{Buffer, Builder};
 use super::file::{PlannedOp, RegionKind};
 use super::product::{Index, Product, Routed, op};
+use super::sizes::too_large;
 use crate::error::Error;
 use crate::record::Sizes;
 use crate::routing::Routing;

@@ -2,11 +2,11 @@
 
 use qgemm_formats::DType;
 use qgemm_hal::KvFormat;
-use serde::{Deserialize, Serialize};
 
-use super::build::{Buffer, Builder, too_large};
+use super::build::{Buffer, Builder};
 use super::file::RegionKind;
-use super::operands::{NamedRegion, PlannedHeads, WORD};
+use super::operands::{PlannedCache, PlannedHeads, PlannedPages};
+use super::sizes::{NamedRegion, WORD, too_large};
 use crate::attention::{Attention, Keys};
 use crate::error::Error;
 use crate::kv_append::KvAppend;
@@ -15,38 +15,6 @@ use crate::kv_append::KvAppend;
 const BLOCK_TABLE: &str = "block_table";
 /// Region of the factors of all caches.
 const FACTORS: &str = "kv_factors";
-
-/// Format and pages of a KV cache.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct PlannedCache {
-    /// Format of keys and values.
-    pub format: String,
-    /// Pages. Without them, each sequence has rows of its own.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub pages: Option<PlannedPages>,
-    /// Region of the scales of the keys, in formats with scales.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub k_scales: Option<String>,
-    /// Region of the scales of the values.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub v_scales: Option<String>,
-    /// Region of the factors of heads, all 1, in formats with factors.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub factors: Option<String>,
-}
-
-/// Pages of a KV cache.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct PlannedPages {
-    /// Number of pages.
-    pub count: usize,
-    /// Tokens of a page.
-    pub size: usize,
-    /// Region of the block table: u32 `[sequences, capacity / size]`, rounded up.
-    pub table: String,
-}
 
 /// Regions of a layer's cache.
 pub(super) struct LayerCache {

@@ -22,8 +22,10 @@ const STEP: &str = "optimizer_step";
 const PLAIN: (Activation, XPrecision) = (Activation::Identity, XPrecision::Exact);
 
 impl Builder<'_> {
-    /// Adds a norm of the rows of `x` into `d`, possibly in place. If `d` has fewer rows, each
-    /// is the norm of the last of as many rows of `x`.
+    /// Adds a norm of the rows of `x` into `d`, possibly in place.
+    ///
+    /// A `d` of fewer rows has the norm of the last row of each
+    /// equal share of `x`.
     pub(super) fn norm(&mut self, op_id: String, of: &NormTensors, x: &Buffer, d: Buffer) -> Result<Buffer, Error> {
         let every = x.rows.checked_div(d.rows).filter(|every| *every > 1);
         let norm = PlannedNorm { every, ..self.planned_norm(of) };
@@ -67,8 +69,8 @@ impl Builder<'_> {
         }
     }
 
-    /// Adds the attention of a layer: optional head norms, rotary embedding,
-    /// KV-cache append, attention.
+    /// Adds the attention of a layer: optional head norms,
+    /// rotary embedding, KV-cache append, attention.
     pub(super) fn attention(&mut self, i: usize, layer: &LayerTensors, qkv: [Buffer; 3]) -> Result<Buffer, Error> {
         let id = |role: &str| format!("blk.{i}.{role}");
         let [q, k, v] = qkv;
@@ -115,7 +117,8 @@ impl Builder<'_> {
         Ok(d)
     }
 
-    /// Adds a norm of each head. In place, unless the backward phase needs its input.
+    /// Adds a norm of each head. In place, unless the backward
+    /// phase needs its input.
     fn head_norm(&mut self, op_id: String, of: &NormTensors, x: Buffer) -> Result<Buffer, Error> {
         let columns = self.network.heads.head_dim;
         let by_head = Buffer { rows: x.rows * x.columns / columns.max(1), columns, ..x.clone() };

@@ -8,8 +8,9 @@ use qgemm_hal::Stream;
 
 use super::architecture::{SERVED, fingerprint};
 use super::arena::{PlanArena, Regions};
-use super::check::{OpChecks, check_device, check_memory, check_names, expect};
+use super::check::{OpChecks, check_device, check_memory, check_names};
 use super::file::{EXEC_SCHEMA, ExecPlan, MEMORY_SCHEMA};
+use super::mismatch::expect;
 use super::ready::{Kernels, Ready};
 use crate::context::Context;
 use crate::error::Error;

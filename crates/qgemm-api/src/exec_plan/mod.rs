@@ -14,6 +14,7 @@ mod kv_cache;
 mod layers;
 mod layout;
 mod load;
+mod mismatch;
 mod numbers;
 mod operands;
 mod product;
@@ -21,6 +22,7 @@ mod qkv;
 mod ready;
 mod rotary;
 mod run;
+mod sizes;
 mod stated;
 mod weights;
 
@@ -30,8 +32,7 @@ pub use file::{
     Barrier, BarrierKind, ExecPlan, MemoryPlan, ModelRecord, Phase, PhaseRange, PlannedOp, PlannedWeight, Region,
     RegionKind, Runtime, RuntimeMode,
 };
-pub use kv_cache::{PlannedCache, PlannedPages};
 pub use load::LoadedPlan;
-pub use operands::{PlannedHeads, PlannedNorm, PlannedOptimizer, PlannedSegment};
+pub use operands::{PlannedCache, PlannedHeads, PlannedNorm, PlannedOptimizer, PlannedPages, PlannedSegment};
 pub use rotary::{PlannedRotary, PlannedScaling, PlannedTables};
 pub use weights::{OpWeights, PlanWeights};

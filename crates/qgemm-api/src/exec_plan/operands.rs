@@ -5,10 +5,10 @@ use qgemm_formats::DType;
 use qgemm_hal::{NormFunction, NormKind, SamplingParameters, UpdateRule};
 use serde::{Deserialize, Serialize};
 
-use super::build::too_large;
 use super::file::PlannedOp;
-use super::kv_cache::{PlannedCache, PlannedPages};
+use super::mismatch::wrong;
 use super::rotary::{PlannedRotary, PlannedTables};
+use super::sizes::{NamedRegion, WORD, too_large};
 use crate::attention::{Attention, Keys, Queries};
 use crate::error::Error;
 use crate::kv_append::KvAppend;
@@ -16,11 +16,6 @@ use crate::norm::Norm;
 use crate::operand::WIDE_ACCESS;
 use crate::optimizer::Optimizer;
 
-/// Region operand: field name, region name, and minimum bytes (`None` on overflow).
-pub(super) type NamedRegion<'a> = (&'static str, &'a str, Option<usize>);
-
-/// Bytes of a sequence length.
-pub(super) const WORD: usize = 4;
 /// Bytes of the optimizer step's numbers.
 pub(super) const STEP_BYTES: usize = 16;
 
@@ -102,6 +97,38 @@ pub struct PlannedHeads {
     pub rotary: Option<PlannedRotary>,
 }
 
+/// Format and pages of a KV cache.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct PlannedCache {
+    /// Format of keys and values.
+    pub format: String,
+    /// Pages. Without them, each sequence has rows of its own.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub pages: Option<PlannedPages>,
+    /// Region of the scales of the keys, in formats with scales.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub k_scales: Option<String>,
+    /// Region of the scales of the values.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub v_scales: Option<String>,
+    /// Region of the factors of heads, all 1, in formats with factors.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub factors: Option<String>,
+}
+
+/// Pages of a KV cache.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct PlannedPages {
+    /// Number of pages.
+    pub count: usize,
+    /// Tokens of a page.
+    pub size: usize,
+    /// Region of the block table: u32 `[sequences, capacity / size]`, rounded up.
+    pub table: String,
+}
+
 /// Parameters and regions of AdamW. X of the operation is the
 /// gradient, D the trained values.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -120,10 +147,6 @@ pub struct PlannedOptimizer {
     /// Region of the step's numbers: 16 bytes from
     /// [`OptimizerPlan::step`](crate::OptimizerPlan::step).
     pub step: String,
-}
-
-pub(super) fn wrong(field: &str, expected: &str, got: &str) -> Error {
-    Error::PlanMismatch { at: field.into(), expected: expected.into(), got: got.into() }
 }
 
 impl PlannedNorm {

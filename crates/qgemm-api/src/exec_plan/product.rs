@@ -7,9 +7,10 @@ use qgemm_hal::{Activation, XPrecision};
 
 use super::architecture::{Matrix, NormTensors};
 use super::backward::Taped;
-use super::build::{Buffer, Builder, too_large};
+use super::build::{Buffer, Builder};
 use super::file::{Phase, PlannedOp, PlannedWeight, RegionKind};
-use super::operands::{PlannedSegment, WORD};
+use super::operands::PlannedSegment;
+use super::sizes::{WORD, too_large};
 use super::stated::{Stated, with_segments};
 use crate::context::Context;
 use crate::described::DescribedWeight;

@@ -3,7 +3,8 @@
 use qgemm_hal::RotaryPairs;
 use serde::{Deserialize, Serialize};
 
-use super::operands::{NamedRegion, WORD, wrong};
+use super::mismatch::wrong;
+use super::sizes::{NamedRegion, WORD};
 use crate::error::Error;
 use crate::kv_append::{Rotary, RotaryScaling};
 

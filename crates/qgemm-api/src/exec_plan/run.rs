@@ -258,7 +258,8 @@ impl OpRun<'_, '_> {
         let is_in_place = op.x == op.d;
         let x = if is_in_place { 0..0 } else { regions.range(&op.x)? };
         let first = op.of_norm()?.first_byte(op.shape.n, op.x_dtype.parse()?);
-        let ([x], [d]) = self.memory.parts([x.start + first.min(x.len())..x.end], [regions.range(&op.d)?])?;
+        let normed = x.start + first.min(x.len())..x.end;
+        let ([x], [d]) = self.memory.parts([normed], [regions.range(&op.d)?])?;
         let mut args = NormArgs::in_place(d).gamma(gamma);
         args.x = (!is_in_place).then_some(x);
         args.beta = weights.beta;

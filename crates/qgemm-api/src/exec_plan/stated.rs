@@ -1,4 +1,4 @@
-//! What an operation states of its products: types, rounding,
+//! [`Stated`]: options of a planned product. Types, rounding,
 //! activation, bias, residual, norm and segments.
 
 use qgemm_formats::DType;
@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::gemm::Problem;
 use crate::operand::{Stored, WIDE_ACCESS};
 
-/// Statement of a product.
+/// Options of a product.
 pub(super) struct Stated {
     pub x: DType,
     pub d: DType,

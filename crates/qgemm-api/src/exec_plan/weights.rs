@@ -206,7 +206,7 @@ fn of_experts(model: &Model, weight: &PlannedWeight, tensor: &str) -> String {
     }
 }
 
-/// Tensors one behind the other, in `dtype`.
+/// Contiguous values of tensors, in `dtype`.
 fn load_values(ctx: &Context, model: &Model, tensors: &[String], dtype: DType) -> Result<Held, Error> {
     let mut values = Vec::new();
     for tensor in tensors {
