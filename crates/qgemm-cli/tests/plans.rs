@@ -72,7 +72,7 @@ fn plan_writes_what_it_checks() {
     let plan: Value = serde_json::from_slice(&fs::read(&output).expect("written")).expect("JSON");
     assert_eq!(
         (plan["phases"][1]["phase"].as_str(), plan["ops"].as_array().map(Vec::len)),
-        (Some("backward"), Some(13 + 8 * 3))
+        (Some("backward"), Some(14 + 8 * 3))
     );
 }
 

@@ -113,7 +113,8 @@ pub fn open_with_threads(threads: usize) -> Result<Arc<dyn Device>, HalError> {
         let (what, why) = (format!("a pool of {threads} threads"), format!("expected at most {MOST_THREADS}"));
         return Err(HalError::Unsupported { device: DeviceId::CPU, what, why });
     }
-    let pool = ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("qgemm-{i}")).build();
+    let pool = ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("qgemm-{i}"));
+    let pool = pool.spawn_handler(pool::start_thread).build();
     Ok(open_with_pool(Arc::new(pool.map_err(pool::not_started)?)))
 }
 

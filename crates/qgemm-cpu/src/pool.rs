@@ -2,10 +2,11 @@
 
 use std::error::Error as _;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, mpsc};
+use std::{io, thread};
 
 use qgemm_hal::{DeviceId, HalError};
-use rayon::{ThreadPool, ThreadPoolBuilder};
+use rayon::{ThreadBuilder, ThreadPool, ThreadPoolBuilder};
 
 use crate::arena;
 
@@ -31,7 +32,7 @@ pub fn start_threads() -> Result<(), HalError> {
         return Ok(());
     }
     let failed = FAILED.get_or_init(|| {
-        let started = ThreadPoolBuilder::new().build_global();
+        let started = ThreadPoolBuilder::new().spawn_handler(start_thread).build_global();
         // If the pool exists already, the error has no cause.
         started.err().filter(|error| error.source().is_some()).map(|error| error.to_string())
     });
@@ -39,6 +40,24 @@ pub fn start_threads() -> Result<(), HalError> {
         None => Ok(()),
         Some(message) => Err(not_started(message)),
     }
+}
+
+/// Starts a thread of a pool, and waits until it runs.
+///
+/// Threads allocate memory before they run, and abort the process
+/// without it. Started together, they would take it from one another.
+pub(crate) fn start_thread(thread: ThreadBuilder) -> io::Result<()> {
+    let (started, runs) = mpsc::channel();
+    let builder = match thread.name() {
+        Some(name) => thread::Builder::new().name(name.to_owned()),
+        None => thread::Builder::new(),
+    };
+    builder.spawn(move || {
+        // Nobody listens after an error.
+        let _ = started.send(());
+        thread.run();
+    })?;
+    runs.recv().map_err(io::Error::other)
 }
 
 /// Error of threads that could not be started.

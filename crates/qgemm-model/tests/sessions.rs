@@ -94,7 +94,7 @@ fn a_hundred_sessions_join_leave_and_are_cancelled_without_disturbing_others() {
 fn sampled(model: &LanguageModel, prompts: &[Vec<u32>], tokens: usize) -> Vec<Vec<Sampled>> {
     let options = EngineOptions { cache_tokens: 512, page_size: 16, ..EngineOptions::default() };
     let mut engine = Engine::new(model, options).expect("memory");
-    let sampling = Sampling { log_probabilities: Some(VOCABULARY), ..Sampling::default() };
+    let sampling = Sampling { log_probabilities: Some(MOST_ALTERNATIVES), ..Sampling::default() };
     let generation = Generation { sampling, ..greedy(tokens) };
     let ids: Vec<_> =
         prompts.iter().map(|prompt| engine.start(prompt, generation.clone()).expect("a valid prompt")).collect();
@@ -106,6 +106,9 @@ fn sampled(model: &LanguageModel, prompts: &[Vec<u32>], tokens: usize) -> Vec<Ve
     }
     ids.iter().map(|id| all.remove(id).expect("tokens")).collect()
 }
+
+/// Most alternatives that a sampler lists.
+const MOST_ALTERNATIVES: usize = 32;
 
 /// Compares a batch of eight sessions with the
 /// first `compared` of them alone.

@@ -70,7 +70,7 @@ impl LoadedPlan {
     ///     loaded.step_in(&stream, memory, weights)
     /// })?;
     /// let [memory] = graph.buffers_mut();
-    /// ctx.upload_on(&stream, &[1u32], memory.slice_mut(tokens)?)?;
+    /// ctx.upload_on(&stream, &[1u32], memory.slice(tokens)?)?;
     /// graph.replay(&stream)?;
     /// let [memory] = graph.buffers();
     /// let logits: Vec<f32> = ctx.download_on(&stream, memory.slice(logits)?)?;
