@@ -80,7 +80,7 @@ pub struct SamplingArgs<'a> {
     pub log_probabilities: Option<SampledLogProbabilities<'a>>,
     /// Written: 16 bytes a row, for [`SamplingPlan::faults`].
     pub status: BufferMut<'a>,
-    /// Workspace of at least [`SamplingPlan::workspace_bytes`], when
+    /// Workspace of at least [`SamplingPlan::workspace_bytes`](Planned::workspace_bytes), when
     /// that is not 0.
     pub workspace: Option<&'a mut Workspace>,
 }
