@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use bytemuck::AnyBitPattern;
+use bytemuck::{AnyBitPattern, NoUninit};
 use qgemm_formats::DType;
 use qgemm_hal::{BufferRef, Dense, DeviceId, HalError, HostMemory, Operand, Operands};
 
@@ -293,10 +293,26 @@ pub fn read<'a, T: AnyBitPattern>(
     let bytes = host_bytes(operands.take(operand).ok_or(absent(what, end))?, what)?;
     let len = bytes.len();
     let bytes = bytes.get(..end).ok_or(HalError::OutOfBounds { what, start: 0, end, len })?;
-    bytemuck::try_cast_slice(bytes).map_err(|_| {
-        let why = "its address is no multiple of 4".into();
-        HalError::Unsupported { device: DeviceId::CPU, what: what.into(), why }
-    })
+    bytemuck::try_cast_slice(bytes).map_err(|_| misaligned(what))
+}
+
+/// The `count` values of a written operand.
+pub fn written<'a, T: AnyBitPattern + NoUninit>(
+    operands: &mut Operands<'a>,
+    operand: impl Operand,
+    count: usize,
+) -> Result<&'a mut [T], HalError> {
+    let (what, end) = (operand.name(), count * size_of::<T>());
+    let view = operands.take_mut(operand).ok_or(absent(what, end))?;
+    let bytes = HostMemory::of_device_mut(DeviceId::CPU, view, what)?;
+    let len = bytes.len();
+    let bytes = bytes.get_mut(..end).ok_or(HalError::OutOfBounds { what, start: 0, end, len })?;
+    bytemuck::try_cast_slice_mut(bytes).map_err(|_| misaligned(what))
+}
+
+fn misaligned(what: &'static str) -> HalError {
+    let why = "its address is no multiple of 4".into();
+    HalError::Unsupported { device: DeviceId::CPU, what: what.into(), why }
 }
 
 /// Input plane: rows of bytes.

@@ -80,9 +80,10 @@ impl LanguageModel {
     }
 
     /// Bytes of weights that a step of `tokens` tokens reads, in the
-    /// checkpoint's formats: all but an embedding that is not the
-    /// head, too. Of experts, those that so many tokens choose on
-    /// average.
+    /// checkpoint's formats.
+    ///
+    /// An embedding counts if it is tied to the head. Experts count
+    /// as often as a router that is balanced chooses them.
     pub fn weight_bytes(&self, tokens: usize) -> f64 {
         self.weight_bytes.of_step(tokens)
     }

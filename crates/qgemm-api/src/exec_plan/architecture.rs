@@ -29,7 +29,7 @@ struct Names {
     gates: &'static str,
     ups: &'static str,
     downs: &'static str,
-    /// Output head; the embedding is the head where there is none.
+    /// Output head. Without one, the embedding is tied to the head.
     head: &'static str,
     /// Embedding.
     embedding: &'static str,

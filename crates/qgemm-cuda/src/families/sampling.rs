@@ -97,7 +97,7 @@ impl Params for SamplingParams {
         for (pointer, operand) in pointers {
             *pointer = at.of(operands, operand)?;
         }
-        // A step has the ids that it writes or those that it reads.
+        // A step binds ids once: as its output or as its input.
         params.at.ids |= sampled;
         Ok(LaunchParams::of(&params))
     }

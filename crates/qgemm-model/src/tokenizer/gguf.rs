@@ -16,8 +16,8 @@ const UNKNOWN: i64 = 2;
 const CONTROL: i64 = 3;
 const USER_DEFINED: i64 = 4;
 
-/// Stands for bytes that have no token. Byte-level text has no
-/// such characters.
+/// Placeholder of a byte without a token. No byte-level text
+/// has this character.
 const ABSENT: &str = "\0";
 
 /// Tokens, scores and merges of a GGUF file.

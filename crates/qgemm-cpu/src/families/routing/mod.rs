@@ -6,17 +6,16 @@ mod top_k;
 
 use std::sync::Arc;
 
-use bytemuck::{AnyBitPattern, NoUninit};
 use qgemm_hal::op::routing::{STATUS_FINE, STATUS_WORDS};
 use qgemm_hal::{
-    CheckedRouting, Device, DeviceId, DeviceInfo, Families, Family, Geometry, HalError, HostMemory, HostStream, Kernel,
-    KernelId, LaunchSequence, LaunchStep, Operand, Operands, RoutingConfig, RoutingLaunches, RoutingOperand,
-    RoutingSpec, RoutingStep, Spec, Stream, Unsupported,
+    CheckedRouting, Device, DeviceId, DeviceInfo, Families, Family, Geometry, HalError, HostStream, Kernel, KernelId,
+    LaunchSequence, LaunchStep, Operand, Operands, RoutingConfig, RoutingLaunches, RoutingOperand, RoutingSpec,
+    RoutingStep, Spec, Stream, Unsupported,
 };
 use rayon::prelude::*;
 
 use crate::arena;
-use crate::operand::{Input, absent, host_bytes};
+use crate::operand::{Input, absent, host_bytes, read, written};
 use crate::pool::Pool;
 use crate::processor::Processor;
 use crate::simd::Simd;
@@ -183,36 +182,4 @@ impl<'a> Job<'a> {
             Some(slot) => [op.fault(), (slot / op.top_k) as u32, (slot % op.top_k) as u32, ids[slot].cast_unsigned()],
         });
     }
-}
-
-/// The `count` values of a read operand.
-fn read<'a, T: AnyBitPattern>(
-    operands: &mut Operands<'a>,
-    operand: RoutingOperand,
-    count: usize,
-) -> Result<&'a [T], HalError> {
-    let (what, end) = (operand.name(), count * size_of::<T>());
-    let bytes = host_bytes(operands.take(operand).ok_or(absent(what, end))?, what)?;
-    let len = bytes.len();
-    let bytes = bytes.get(..end).ok_or(HalError::OutOfBounds { what, start: 0, end, len })?;
-    bytemuck::try_cast_slice(bytes).map_err(|_| misaligned(what))
-}
-
-/// The `count` values of a written operand.
-fn written<'a, T: AnyBitPattern + NoUninit>(
-    operands: &mut Operands<'a>,
-    operand: RoutingOperand,
-    count: usize,
-) -> Result<&'a mut [T], HalError> {
-    let (what, end) = (operand.name(), count * size_of::<T>());
-    let view = operands.take_mut(operand).ok_or(absent(what, end))?;
-    let bytes = HostMemory::of_device_mut(DeviceId::CPU, view, what)?;
-    let len = bytes.len();
-    let bytes = bytes.get_mut(..end).ok_or(HalError::OutOfBounds { what, start: 0, end, len })?;
-    bytemuck::try_cast_slice_mut(bytes).map_err(|_| misaligned(what))
-}
-
-fn misaligned(what: &'static str) -> HalError {
-    let why = "its address is no multiple of 4".into();
-    HalError::Unsupported { device: DeviceId::CPU, what: what.into(), why }
 }

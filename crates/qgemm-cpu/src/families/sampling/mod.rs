@@ -7,14 +7,14 @@ use std::sync::Arc;
 use bytemuck::{AnyBitPattern, NoUninit};
 use qgemm_hal::op::sampling::{STATUS_WORDS, kernel_of};
 use qgemm_hal::{
-    CheckedSampling, Device, DeviceId, DeviceInfo, EarlierTokens, Families, Family, Geometry, HalError, HostMemory,
-    HostStream, Kernel, LaunchSequence, LaunchStep, Operand, Operands, SamplingConfig, SamplingOperand,
-    SamplingParameters, SamplingPlan, SamplingStep, Stream, Unsupported,
+    CheckedSampling, Device, DeviceId, DeviceInfo, EarlierTokens, Families, Family, Geometry, HalError, HostStream,
+    Kernel, LaunchSequence, LaunchStep, Operands, SamplingConfig, SamplingOperand, SamplingParameters, SamplingPlan,
+    SamplingStep, Stream, Unsupported,
 };
 use rayon::prelude::*;
 
 use crate::arena;
-use crate::operand::{absent, host_bytes};
+use crate::operand::{read, written};
 use crate::pool::{Pool, Scratch};
 use crate::processor::Processor;
 use crate::source_hash::SOURCE_HASH;
@@ -168,9 +168,13 @@ impl<'a> Outputs<'a> {
         Ok(Self {
             ids: written(operands, O::Ids, op.rows)?,
             status: written(operands, O::Status, op.rows * STATUS_WORDS)?,
-            log_probabilities: written(operands, O::LogProbabilities, if op.log_probabilities { op.rows } else { 0 })?,
-            alternative_ids: written(operands, O::AlternativeIds, op.listed())?,
-            alternatives: written(operands, O::AlternativeLogProbabilities, op.listed())?,
+            log_probabilities: written_if_any(
+                operands,
+                O::LogProbabilities,
+                if op.log_probabilities { op.rows } else { 0 },
+            )?,
+            alternative_ids: written_if_any(operands, O::AlternativeIds, op.listed())?,
+            alternatives: written_if_any(operands, O::AlternativeLogProbabilities, op.listed())?,
         })
     }
 
@@ -204,38 +208,12 @@ impl<'a> Outputs<'a> {
     }
 }
 
-/// The `count` values of a read operand.
-fn read<'a, T: AnyBitPattern>(
-    operands: &mut Operands<'a>,
-    operand: SamplingOperand,
-    count: usize,
-) -> Result<&'a [T], HalError> {
-    let (what, end) = (operand.name(), count * size_of::<T>());
-    let bytes = host_bytes(operands.take(operand).ok_or(absent(what, end))?, what)?;
-    let len = bytes.len();
-    let bytes = bytes.get(..end).ok_or(HalError::OutOfBounds { what, start: 0, end, len })?;
-    bytemuck::try_cast_slice(bytes).map_err(|_| misaligned(what))
-}
-
 /// The `count` values of a written operand; an operand without
 /// values may be absent.
-fn written<'a, T: AnyBitPattern + NoUninit>(
+fn written_if_any<'a, T: AnyBitPattern + NoUninit>(
     operands: &mut Operands<'a>,
     operand: SamplingOperand,
     count: usize,
 ) -> Result<&'a mut [T], HalError> {
-    if count == 0 {
-        return Ok(&mut []);
-    }
-    let (what, end) = (operand.name(), count * size_of::<T>());
-    let view = operands.take_mut(operand).ok_or(absent(what, end))?;
-    let bytes = HostMemory::of_device_mut(DeviceId::CPU, view, what)?;
-    let len = bytes.len();
-    let bytes = bytes.get_mut(..end).ok_or(HalError::OutOfBounds { what, start: 0, end, len })?;
-    bytemuck::try_cast_slice_mut(bytes).map_err(|_| misaligned(what))
-}
-
-fn misaligned(what: &'static str) -> HalError {
-    let why = "its address is no multiple of 4".into();
-    HalError::Unsupported { device: DeviceId::CPU, what: what.into(), why }
+    if count == 0 { Ok(&mut []) } else { written(operands, operand, count) }
 }
