@@ -561,6 +561,50 @@ pub enum Error {
         /// Supported architectures.
         served: &'static [&'static str],
     },
+    /// The architecture is known, but needs an operation that plans do not have.
+    #[error("architecture `{architecture}`: needs {missing} (served: {})", .served.join(", "))]
+    UnservedArchitecture {
+        /// Architecture of the model.
+        architecture: String,
+        /// The missing operation.
+        missing: &'static str,
+        /// Supported architectures.
+        served: &'static [&'static str],
+    },
+    /// A hyperparameter is missing.
+    #[error("the model does not state `{name}`")]
+    MissingSetting {
+        /// Its key.
+        name: String,
+    },
+    /// A hyperparameter has a value that is not supported.
+    #[error("`{name}` is {got}: expected {expected}")]
+    UnservedSetting {
+        /// Its key.
+        name: String,
+        /// The value.
+        got: String,
+        /// Supported values.
+        expected: String,
+    },
+    /// A tensor that the architecture does not have. Without it the results would be wrong.
+    #[error("tensor `{tensor}`: architecture `{architecture}` has no such tensor")]
+    UnexpectedTensor {
+        /// Its name.
+        tensor: String,
+        /// The architecture.
+        architecture: &'static str,
+    },
+    /// A tensor has another shape than the hyperparameters state.
+    #[error("tensor `{tensor}`: expected shape {expected:?}, got {got:?}")]
+    WrongShape {
+        /// Its name.
+        tensor: String,
+        /// By the hyperparameters.
+        expected: Vec<usize>,
+        /// In the file.
+        got: Vec<usize>,
+    },
     /// A model lacks a part of its architecture.
     #[error("model: {what}")]
     IncompleteModel {

@@ -82,6 +82,7 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+mod architecture;
 mod attention;
 mod backends;
 mod context;
@@ -118,13 +119,17 @@ mod tune;
 mod weight;
 mod workspace;
 
+pub use architecture::{
+    ENCODERS, EncoderNames, EncoderNumbers, ExpertNumbers, GGUF_ENCODER, HUGGING_FACE_ENCODER, Hyperparameters, Key,
+    Network, Settings,
+};
 pub use attention::{Attention, AttentionArgs, AttentionPlan, Keys, KvStrides, Queries};
 pub use backends::{DeviceChoice, DeviceListing, devices};
 pub use context::Context;
 pub use convert::{Conversion, ConversionArgs, ConversionPlan};
 pub use described::{DescribedExperts, DescribedWeight};
 pub use error::Error;
-pub use exec_plan::{ExecPlan, LoadedPlan, OpWeights, PlanArena, PlanOptions, PlanWeights};
+pub use exec_plan::{ExecPlan, LoadedPlan, OpWeights, PlanArena, PlanOptions, PlanWeights, StepGraph};
 pub use experts::{
     ExpertArgs, ExpertPlan, ExpertProblem, Experts, Moe, MoeArgs, MoeLayer, MoePlan, MoeSource, MoeWorkspace,
     expert_lists,
@@ -213,8 +218,8 @@ pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda {
     pub use qgemm_cuda::{
-        AddressSpace, Graph, capture, capture_with, copy_bandwidth, cudarc, device_address, from_cudarc_stream,
-        read_bandwidth, repack_bandwidth, wrap_device_ptr, wrap_stream,
+        AddressSpace, Graph, LentGraph, capture, capture_lent, capture_with, copy_bandwidth, cudarc, device_address,
+        from_cudarc_stream, read_bandwidth, repack_bandwidth, wrap_device_ptr, wrap_stream,
     };
 }
 

@@ -184,7 +184,7 @@ fn a_sampled_token_is_the_input_of_the_next_step() {
         start.put("tokens", &tokens);
         start.run();
         let mut sampled = start.words("sampled");
-        next.loaded.enter(&mut start.arena).expect("the same caches");
+        next.loaded.enter(&ctx.default_stream(), &mut start.arena).expect("the same caches");
         let mut next = Program { arena: start.arena, ..next };
         next.put("tokens", &sampled);
         for length in 4..8 {
@@ -203,7 +203,7 @@ fn a_sampled_token_is_the_input_of_the_next_step() {
             }
         }
         assert_eq!(sampled, all[3..], "{}", ctx.info().id);
-        let other = plain.loaded.enter(&mut next.arena);
+        let other = plain.loaded.enter(&ctx.default_stream(), &mut next.arena);
         assert!(matches!(other, Err(Error::PlanMismatch { .. })), "{other:?}");
     }
 }

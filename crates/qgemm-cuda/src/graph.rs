@@ -10,6 +10,7 @@ use qgemm_hal::{Buffer, BufferMut, BufferRef, Device, HalError, Stream};
 
 use crate::driver::DeviceContext;
 use crate::gpu::Gpu;
+use crate::memory::device_address;
 use crate::stream::CudaStream;
 
 /// Captured launches. The graph borrows their memory, so that it
@@ -93,12 +94,73 @@ where
     let recording = Recording::begin(&context, CudaStream::of(context.id(), stream)?)?;
     work(buffers.each_mut().map(Buffer::view_mut))?;
     let graph = recording.end()?;
-    let (executable, _work) = (ptr::null_mut(), Box::new(Kept(work)));
-    let mut built = Graph { context: context.clone(), graph, executable, buffers, _work };
-    // SAFETY: the graph was just captured.
-    let executable = unsafe { result::graph::instantiate(built.graph, sys::CUgraphInstantiate_flags(0)) };
-    built.executable = context.check("cuGraphInstantiate", executable)?;
-    Ok(built)
+    Ok(Graph::new(&context, graph, buffers, Box::new(Kept(work)))?)
+}
+
+impl<'a, const N: usize> Graph<'a, N> {
+    /// A graph that was just captured, with what it keeps.
+    fn new(
+        context: &Arc<DeviceContext>,
+        graph: sys::CUgraph,
+        buffers: [Buffer; N],
+        work: Box<dyn Send + 'a>,
+    ) -> Result<Self, HalError> {
+        let (context, executable) = (Arc::clone(context), ptr::null_mut());
+        let mut built = Graph { context, graph, executable, buffers, _work: work };
+        // SAFETY: the graph was just captured.
+        let executable = unsafe { result::graph::instantiate(built.graph, sys::CUgraphInstantiate_flags(0)) };
+        built.executable = built.context.check("cuGraphInstantiate", executable)?;
+        Ok(built)
+    }
+}
+
+/// Captured launches on memory that the caller keeps and lends for each
+/// replay. Graphs of several batch sizes share it that way.
+#[derive(Debug)]
+pub struct LentGraph<'a> {
+    graph: Graph<'a>,
+    /// Address and length of the memory.
+    at: (u64, usize),
+}
+
+/// As [`capture`], for work on `memory`, which the caller keeps.
+///
+/// # Errors
+/// As [`capture`].
+pub fn capture_lent<'a, F, E>(
+    device: &dyn Device,
+    stream: &Stream,
+    mut memory: BufferMut<'_>,
+    mut work: F,
+) -> Result<LentGraph<'a>, E>
+where
+    F: for<'b> FnMut(BufferMut<'b>) -> Result<(), E> + Send + 'a,
+    E: From<HalError>,
+{
+    let context = Gpu::of(device)?.context().clone();
+    let at = address_and_len(&context, &memory)?;
+    let recording = Recording::begin(&context, CudaStream::of(context.id(), stream)?)?;
+    work(memory.reborrow())?;
+    let graph = Graph::new(&context, recording.end()?, [], Box::new(Kept(work)))?;
+    Ok(LentGraph { graph, at })
+}
+
+fn address_and_len(context: &DeviceContext, memory: &BufferMut<'_>) -> Result<(u64, usize), HalError> {
+    let view = memory.view();
+    Ok((device_address(context.id(), view, "a graph's memory")?, view.len()))
+}
+
+impl LentGraph<'_> {
+    /// Submits the captured launches to `stream`. `memory` is what they were captured with.
+    ///
+    /// # Errors
+    /// [`HalError::OtherMemory`], [`HalError::WrongDevice`] or a driver error.
+    pub fn replay(&self, stream: &Stream, memory: BufferMut<'_>) -> Result<(), HalError> {
+        match address_and_len(&self.graph.context, &memory)? == self.at {
+            true => self.graph.replay(stream),
+            false => Err(HalError::OtherMemory { what: "a captured graph" }),
+        }
+    }
 }
 
 impl<const N: usize> Graph<'_, N> {

@@ -56,7 +56,7 @@ pub use families::{
     Addresses, CATALOG, CudaOperation, KernelLaunch, LaunchParams, MakeKernel, Repack, RepackLaunch, ask_registers,
     manifest, repack_bandwidth,
 };
-pub use graph::{Graph, capture, capture_with};
+pub use graph::{Graph, LentGraph, capture, capture_lent, capture_with};
 pub use hash::Sha256Hash;
 pub use launch::{device_address, launch_spec};
 pub use nvrtc::NvrtcError;

@@ -50,6 +50,12 @@ pub enum HalError {
         /// Argument name.
         what: &'static str,
     },
+    /// Work on fixed addresses was given other memory.
+    #[error("{what} runs in the memory that it was made for alone, and got other memory")]
+    OtherMemory {
+        /// The work.
+        what: &'static str,
+    },
     /// A copy or view exceeds its buffer.
     #[error("{what}: bytes {start}..{end} leave a buffer of {len} bytes")]
     OutOfBounds {

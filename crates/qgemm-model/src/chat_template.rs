@@ -11,8 +11,8 @@ use minijinja::{Environment, ErrorKind, Value, context};
 use qgemm_api::Model;
 use qgemm_api::gguf::GgufValue;
 
+use crate::beside::{json_beside, text_beside};
 use crate::error::Error;
-use crate::settings::{json_beside, metadata, text_beside};
 
 /// A message of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,7 +95,7 @@ impl ChatTemplate {
 /// [`Error::Io`], [`Error::Json`].
 pub(crate) fn source(model: &Model, path: &Path) -> Result<Option<String>, Error> {
     if !model.metadata().is_empty() {
-        return Ok(metadata(model, "tokenizer.chat_template").and_then(GgufValue::as_str).map(str::to_owned));
+        return Ok(model.metadata_value("tokenizer.chat_template").and_then(GgufValue::as_str).map(str::to_owned));
     }
     if let Some(text) = text_beside(path, "chat_template.jinja")? {
         return Ok(Some(text));

@@ -2,15 +2,15 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::ops::Range;
 
 use qgemm_api::{DType, KvFormat};
 
 use crate::error::Error;
-use crate::forward::{Forward, Sequence};
-use crate::kv_cache::CacheSize;
 use crate::language_model::LanguageModel;
 use crate::page_pool::PagePool;
 use crate::session::{Finish, Generation, Output, Session, SessionId};
+use crate::steps::{CacheSize, Sequence, Steps};
 
 /// Sizes of an engine.
 #[derive(Clone, Copy, Debug)]
@@ -43,14 +43,14 @@ impl Default for EngineOptions {
 pub struct Engine {
     model: LanguageModel,
     options: EngineOptions,
-    forward: Forward,
+    steps: Steps,
     pool: PagePool,
     /// Tokens of a session at most.
     context: usize,
     waiting: VecDeque<Session>,
     running: Vec<Session>,
-    /// Ends of sessions that the next step reports.
-    ended: Vec<Output>,
+    /// Outputs that the next step reports.
+    outputs: Vec<Output>,
     next_id: u64,
 }
 
@@ -70,17 +70,17 @@ impl Engine {
         }
         let pages = cache_tokens.div_ceil(page_size);
         let context = model.hyperparameters().context.min(pages.saturating_mul(page_size));
-        let size = CacheSize { pages, page_size, width: context.div_ceil(page_size), format: kv_format };
-        let forward = Forward::new(model.context(), model.decoder().clone(), size, step_tokens, sessions)?;
+        let size = CacheSize { pages, page_size, context, format: kv_format };
+        let steps = Steps::new(model, size, step_tokens, sessions)?;
         Ok(Self {
             model: model.clone(),
             options,
-            forward,
+            steps,
             pool: PagePool::new(u32::try_from(pages).unwrap_or(u32::MAX)),
             context,
             waiting: VecDeque::new(),
             running: Vec::new(),
-            ended: Vec::new(),
+            outputs: Vec::new(),
             next_id: 0,
         })
     }
@@ -106,7 +106,7 @@ impl Engine {
         let mut session = Session::new(id, prompt, generation);
         if session.is_done() {
             let end = session.end(None, String::new(), Finish::MaxTokens, self.model.tokenizer());
-            self.ended.push(end);
+            self.outputs.push(end);
         } else {
             self.waiting.push_back(session);
         }
@@ -128,7 +128,7 @@ impl Engine {
 
     /// Whether no session is left, and none has an end to report.
     pub fn is_idle(&self) -> bool {
-        self.running.is_empty() && self.waiting.is_empty() && self.ended.is_empty()
+        self.running.is_empty() && self.waiting.is_empty() && self.outputs.is_empty()
     }
 
     /// Tokens of a session at most, prompt included.
@@ -145,39 +145,50 @@ impl Engine {
     /// An engine without sessions does nothing.
     ///
     /// # Errors
-    /// A device error. No session has advanced then, and the step may be repeated.
+    /// A device error. Sessions whose part was done before it have advanced, and the next step reports them; the others
+    /// repeat theirs then.
     pub fn step(&mut self) -> Result<Vec<Output>, Error> {
+        self.retire();
         self.admit();
         let chunks = self.schedule();
-        let mut outputs = std::mem::take(&mut self.ended);
-        if chunks.is_empty() {
-            return Ok(outputs);
+        // One token each: the sessions share a pass over the weights.
+        let is_single = chunks.iter().take_while(|count| **count == 1).count();
+        let mut batches: Vec<Range<usize>> = Vec::new();
+        batches.extend((is_single > 0).then_some(0..is_single));
+        batches.extend((is_single..chunks.len()).filter(|&at| chunks[at] > 0).map(|at| at..at + 1));
+        for batch in batches {
+            self.run(batch, &chunks)?;
         }
-        let scheduled = self.running.iter().zip(&chunks).filter(|(_, count)| **count > 0);
-        let sequences: Vec<Sequence<'_>> = scheduled.map(|(session, &count)| session.sequence(count)).collect();
-        let sampled = match self.forward.run(&sequences) {
-            Ok(sampled) => sampled,
-            Err(error) => {
-                self.ended = outputs;
-                return Err(error);
-            }
-        };
-        let mut sampled = sampled.into_iter();
-        for (mut session, count) in std::mem::take(&mut self.running).into_iter().zip(chunks) {
+        self.retire();
+        Ok(std::mem::take(&mut self.outputs))
+    }
+
+    /// Frees the pages of sessions that have ended.
+    fn retire(&mut self) {
+        let sessions = std::mem::take(&mut self.running).into_iter();
+        let (ended, running): (Vec<_>, Vec<_>) = sessions.partition(|session| session.has_ended);
+        self.running = running;
+        ended.into_iter().for_each(|session| self.pool.release(session.pages));
+    }
+
+    /// Runs the new tokens of some running sessions.
+    fn run(&mut self, batch: Range<usize>, chunks: &[usize]) -> Result<(), Error> {
+        let sessions = &mut self.running[batch.clone()];
+        let chunks = &chunks[batch];
+        let sequences: Vec<Sequence<'_>> =
+            sessions.iter().zip(chunks).map(|(session, &count)| session.sequence(count)).collect();
+        let mut sampled = self.steps.run(&sequences)?.into_iter();
+        for (session, count) in sessions.iter_mut().zip(chunks) {
             session.cached += count;
-            if count == 0 || session.pending() > 0 {
-                self.running.push(session);
+            if session.pending() > 0 {
                 continue;
             }
             let Some(sampled) = sampled.next() else { unreachable!("sequences that end have a token") };
             let output = session.advance(sampled, self.model.tokenizer(), self.context);
-            match output.finish {
-                None => self.running.push(session),
-                Some(_) => self.pool.release(session.pages),
-            }
-            outputs.push(output);
+            session.has_ended = output.finish.is_some();
+            self.outputs.push(output);
         }
-        Ok(outputs)
+        Ok(())
     }
 
     /// Lets sessions join while there are pages for their prompts.
@@ -216,7 +227,7 @@ impl Engine {
     fn end(&mut self, mut session: Session, finish: Finish) {
         let output = session.end(None, String::new(), finish, self.model.tokenizer());
         self.pool.release(session.pages);
-        self.ended.push(output);
+        self.outputs.push(output);
     }
 }
 

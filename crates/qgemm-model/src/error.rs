@@ -31,24 +31,6 @@ pub enum Error {
         /// Parse error.
         source: serde_json::Error,
     },
-    /// The architecture is known, but needs an operation that the crate does not run.
-    #[error("architecture `{name}`: needs {missing}, which qgemm-model does not run (it runs {})", .served.join(", "))]
-    UnservedArchitecture {
-        /// Name in the checkpoint.
-        name: String,
-        /// The missing operation.
-        missing: &'static str,
-        /// Architectures that run.
-        served: Vec<&'static str>,
-    },
-    /// The architecture is not known.
-    #[error("architecture `{name}`: unknown (qgemm-model runs {})", .served.join(", "))]
-    UnknownArchitecture {
-        /// Name in the checkpoint.
-        name: String,
-        /// Architectures that run.
-        served: Vec<&'static str>,
-    },
     /// The model is an encoder, which generates no text.
     #[error("architecture `{name}` is an encoder: open it with qgemm_model::Encoder")]
     IsEncoder {
@@ -62,40 +44,6 @@ pub enum Error {
         name: String,
         /// Encoders that run.
         served: Vec<&'static str>,
-    },
-    /// A hyperparameter is missing.
-    #[error("the model does not state `{name}`")]
-    MissingSetting {
-        /// Its key.
-        name: String,
-    },
-    /// A hyperparameter has a value that the crate does not run.
-    #[error("`{name}` is {got}: expected {expected}")]
-    UnservedSetting {
-        /// Its key.
-        name: String,
-        /// The value.
-        got: String,
-        /// Supported values.
-        expected: String,
-    },
-    /// A tensor that the architecture does not have. Without it the results would be wrong.
-    #[error("tensor `{tensor}`: architecture `{architecture}` has no such tensor")]
-    UnexpectedTensor {
-        /// Its name.
-        tensor: String,
-        /// The architecture.
-        architecture: &'static str,
-    },
-    /// A tensor has another shape than the hyperparameters state.
-    #[error("tensor `{tensor}`: expected shape {expected:?}, got {got:?}")]
-    WrongShape {
-        /// Its name.
-        tensor: String,
-        /// By the hyperparameters.
-        expected: Vec<usize>,
-        /// In the file.
-        got: Vec<usize>,
     },
     /// There is no tokenizer in the GGUF file, or no `tokenizer.json` beside the checkpoint.
     #[error("no tokenizer: expected {expected}")]

@@ -4,26 +4,23 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-use qgemm_api::{Context, open_model};
+use qgemm_api::{Context, Hyperparameters, Model, Network, PlanOptions, PlanWeights, open_model};
 
-use crate::architecture::architecture;
 use crate::chat_template::{self, ChatTemplate, Message};
-use crate::decoder::Decoder;
 use crate::error::Error;
-use crate::hyperparameters::Hyperparameters;
 use crate::precision::Precision;
-use crate::rotary::RotarySettings;
-use crate::settings::Settings;
 use crate::tokenizer::Tokenizer;
-use crate::weight_bytes::WeightBytes;
 
 /// A language model on a device. Cheap to clone; several [`Engine`](crate::Engine)s share its weights.
 #[derive(Clone)]
 pub struct LanguageModel {
     ctx: Context,
-    architecture: &'static str,
-    decoder: Arc<Decoder>,
-    weight_bytes: WeightBytes,
+    host: Arc<Model>,
+    network: Arc<Network>,
+    numbers: Hyperparameters,
+    vocabulary: usize,
+    weights: Arc<PlanWeights>,
+    precision: Precision,
     tokenizer: Arc<Tokenizer>,
     chat_template: Option<ChatTemplate>,
 }
@@ -32,28 +29,29 @@ impl LanguageModel {
     /// Opens a GGUF file, a safetensors file or a checkpoint folder, and loads its weights onto the device of `ctx`.
     ///
     /// # Errors
-    /// [`Error::UnservedArchitecture`], [`Error::UnknownArchitecture`], and others that name what the model lacks.
+    /// [`Error::IsEncoder`], and others that name what the model lacks.
     pub fn open(ctx: &Context, path: impl AsRef<Path>, precision: Precision) -> Result<Self, Error> {
         let path = path.as_ref();
         let model = open_model(path)?;
-        let settings = Settings::read(&model, path)?;
-        let architecture = architecture(settings.architecture())?;
-        let names = architecture.names(settings.is_gguf());
-        let numbers = Hyperparameters::read(&settings, architecture)?;
-        let rotary = RotarySettings::read(&settings, architecture, &numbers)?;
+        let network = Network::read(&model, path)?;
+        let (Some(numbers), Some(vocabulary)) = (network.hyperparameters(), network.vocabulary()) else {
+            return Err(Error::IsEncoder { name: network.architecture().to_owned() });
+        };
+        let numbers = numbers.clone();
         let tokenizer = Tokenizer::open(&model, path)?;
         let source = chat_template::source(&model, path)?;
         let text = |token: Option<&str>| token.unwrap_or_default().to_owned();
         let (bos, eos) = (text(tokenizer.bos_text()), text(tokenizer.eos_text()));
         let chat_template = source.map(|source| ChatTemplate::new(&source, &bos, &eos)).transpose()?;
-        let rotary = (rotary, numbers.context);
-        let weight_bytes = WeightBytes::new(&model, names, &numbers);
-        let decoder = Decoder::load(ctx, &model, (architecture, names), numbers, rotary, precision)?;
+        let weights = weights(ctx, &model, &network, precision)?;
         Ok(Self {
             ctx: ctx.clone(),
-            architecture: architecture.name,
-            decoder: Arc::new(decoder),
-            weight_bytes,
+            host: Arc::new(model),
+            network: Arc::new(network),
+            numbers,
+            vocabulary,
+            weights: Arc::new(weights),
+            precision,
             tokenizer: Arc::new(tokenizer),
             chat_template,
         })
@@ -66,17 +64,17 @@ impl LanguageModel {
 
     /// Name of the architecture.
     pub fn architecture(&self) -> &'static str {
-        self.architecture
+        self.network.architecture()
     }
 
     /// Sizes and constants.
     pub fn hyperparameters(&self) -> &Hyperparameters {
-        &self.decoder.numbers
+        &self.numbers
     }
 
     /// Size of the vocabulary: rows of the embedding.
     pub fn vocabulary(&self) -> usize {
-        self.decoder.vocabulary()
+        self.vocabulary
     }
 
     /// Bytes of weights that a step of `tokens` tokens reads, in the
@@ -85,7 +83,7 @@ impl LanguageModel {
     /// An embedding counts if it is tied to the head. Experts count
     /// as often as a router that is balanced chooses them.
     pub fn weight_bytes(&self, tokens: usize) -> f64 {
-        self.weight_bytes.of_step(tokens)
+        self.network.weight_bytes(tokens)
     }
 
     /// The tokenizer.
@@ -107,18 +105,43 @@ impl LanguageModel {
         self.tokenizer.encode_chat(&template.render(messages, true)?)
     }
 
+    /// The checkpoint.
+    pub(crate) fn host(&self) -> &Arc<Model> {
+        &self.host
+    }
+
+    /// Layers and tensors.
+    pub(crate) fn network(&self) -> &Arc<Network> {
+        &self.network
+    }
+
     /// The loaded weights.
-    pub(crate) fn decoder(&self) -> &Arc<Decoder> {
-        &self.decoder
+    pub(crate) fn weights(&self) -> &Arc<PlanWeights> {
+        &self.weights
+    }
+
+    /// The arithmetic.
+    pub(crate) fn precision(&self) -> Precision {
+        self.precision
     }
 }
 
 impl fmt::Debug for LanguageModel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let numbers = &self.decoder.numbers;
         f.debug_struct("LanguageModel")
-            .field("architecture", &self.architecture)
-            .field("numbers", numbers)
+            .field("architecture", &self.architecture())
+            .field("numbers", &self.numbers)
             .finish_non_exhaustive()
     }
+}
+
+/// Loads the weights of a step, of which all steps have the same.
+fn weights(ctx: &Context, model: &Model, network: &Network, precision: Precision) -> Result<PlanWeights, Error> {
+    let mut options = PlanOptions::new(1);
+    // Tables of angles reach as far as the model.
+    options.context = network.hyperparameters().map(|numbers| numbers.context);
+    precision.state(&mut options);
+    let plan = ctx.load_exec_plan(ctx.plan_network(network, &options)?, model)?;
+    plan.check_step()?;
+    Ok(plan.load_weights(model)?)
 }

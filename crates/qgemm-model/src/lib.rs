@@ -25,39 +25,30 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
-mod architecture;
+mod beside;
 mod chat_template;
-mod decoder;
 mod encoder;
 mod engine;
 mod error;
-mod feed_forward;
-mod forward;
-mod hyperparameters;
-mod kv_cache;
 mod language_model;
-mod loader;
 mod page_pool;
 mod precision;
 mod projection;
-mod rotary;
 mod sampler;
 mod session;
-mod settings;
-mod sliding_window;
+mod steps;
 mod stop_strings;
 mod tensors;
 mod text_stream;
 mod tokenizer;
-mod weight_bytes;
 
 pub use chat_template::{ChatTemplate, Message};
 pub use encoder::Encoder;
 pub use engine::{Engine, EngineOptions};
 pub use error::Error;
-pub use hyperparameters::{ExpertNumbers, Hyperparameters};
 pub use language_model::LanguageModel;
 pub use precision::Precision;
+pub use qgemm_api::{ExpertNumbers, Hyperparameters};
 pub use sampler::{Sampled, Sampling};
 pub use session::{Finish, Generation, Output, SessionId};
 pub use stop_strings::StopStrings;

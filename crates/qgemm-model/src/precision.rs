@@ -1,6 +1,6 @@
 //! Arithmetic of a model: types of activations, rounding of X.
 
-use qgemm_api::{DType, Problem, XPrecision};
+use qgemm_api::{DType, PlanOptions, Problem, XPrecision};
 
 /// Arithmetic of a model.
 #[derive(Clone, Copy, Debug)]
@@ -20,6 +20,12 @@ impl Default for Precision {
 }
 
 impl Precision {
+    /// States the arithmetic of a plan.
+    pub(crate) fn state(&self, options: &mut PlanOptions) {
+        (options.x_dtype, options.x_precision) = (self.activations, self.x_precision);
+        options.batch_invariant = self.batch_invariant;
+    }
+
     /// States the arithmetic of a product.
     pub(crate) fn of(&self, problem: Problem) -> Problem {
         problem.x_precision(self.x_precision).batch_invariant(self.batch_invariant)

@@ -3,8 +3,8 @@
 //! A step downloads tokens and statuses instead of logits.
 
 use qgemm_api::{
-    Buffer, Context, DType, Sampling as SamplingProblem, SamplingArgs, SamplingFault, SamplingParameters, SamplingPlan,
-    Stream, Workspace,
+    Buffer, BufferRef, Context, DType, Sampling as SamplingProblem, SamplingArgs, SamplingFault, SamplingParameters,
+    SamplingPlan, Stream, Workspace,
 };
 
 use crate::error::Error;
@@ -162,7 +162,7 @@ impl Sampler {
     pub fn sample(
         &mut self,
         stream: &Stream,
-        logits: &Buffer,
+        logits: BufferRef<'_>,
         draws: &[Draw<'_>],
     ) -> Result<Vec<Result<Sampled, Error>>, Error> {
         let wanted = Wanted::of(draws);
@@ -273,7 +273,7 @@ mod tests {
         let logits: Vec<f32> = rows.iter().flat_map(|(logits, ..)| logits.iter().copied()).collect();
         let draws: Vec<Draw<'_>> = rows.iter().map(|(_, sampling, earlier)| Draw { sampling, earlier }).collect();
         let logits = ctx.upload(&logits).expect("memory");
-        sampler.sample(&ctx.default_stream(), &logits, &draws).expect("a working device")
+        sampler.sample(&ctx.default_stream(), logits.view(), &draws).expect("a working device")
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! A session: tokens, pages and streamed text of one prompt.
 
 use crate::error::Error;
-use crate::forward::Sequence;
 use crate::page_pool::PageTable;
 use crate::sampler::{Draw, Sampled, Sampling};
+use crate::steps::Sequence;
 use crate::stop_strings::StopStrings;
 use crate::text_stream::TextStream;
 use crate::tokenizer::Tokenizer;
@@ -75,6 +75,8 @@ pub struct Session {
     pub cached: usize,
     /// Pages, which hold the cached tokens.
     pub pages: PageTable,
+    /// Whether its end is reported.
+    pub has_ended: bool,
     generation: Generation,
     text: TextStream,
     stops: StopStrings,
@@ -86,7 +88,8 @@ impl Session {
         let text = prompt.last().map(|&last| TextStream::after(last)).unwrap_or_default();
         let stops = StopStrings::new(generation.stop.iter().cloned());
         let (ids, prompt) = (prompt.to_vec(), prompt.len());
-        Self { id, ids, prompt, cached: 0, pages: PageTable::default(), generation, text, stops }
+        let (cached, pages, has_ended) = (0, PageTable::default(), false);
+        Self { id, ids, prompt, cached, pages, has_ended, generation, text, stops }
     }
 
     /// Tokens that are not in the cache.

@@ -80,11 +80,12 @@ impl Tensors<'_> {
         self.used.insert(info.name.clone());
         match info.shape == expected {
             true => Ok(()),
-            false => Err(Error::WrongShape {
+            false => Err(qgemm_api::Error::WrongShape {
                 tensor: info.name.clone(),
                 expected: expected.to_vec(),
                 got: info.shape.clone(),
-            }),
+            }
+            .into()),
         }
     }
 
@@ -94,7 +95,10 @@ impl Tensors<'_> {
             |name: &str| IGNORED.iter().any(|ending| name.strip_suffix(".weight").unwrap_or(name).ends_with(ending));
         let unexpected = |name: &&String| !self.used.contains(*name) && !is_ignored(name);
         match self.model.tensors().iter().map(|tensor| &tensor.name).find(unexpected) {
-            Some(tensor) => Err(Error::UnexpectedTensor { tensor: tensor.clone(), architecture: self.architecture }),
+            Some(tensor) => {
+                let (tensor, architecture) = (tensor.clone(), self.architecture);
+                Err(qgemm_api::Error::UnexpectedTensor { tensor, architecture }.into())
+            }
             None => Ok(()),
         }
     }

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use qgemm_hal::{Buffer, BufferMut, BufferRef, Device, Stream};
 
 use super::file::{MemoryPlan, Region, RegionKind};
+use super::load::LoadedPlan;
 use super::mismatch::expect;
+use crate::context::Context;
 use crate::error::Error;
 
 /// Region name of the workspace.
@@ -107,7 +109,15 @@ impl PlanArena {
 
     /// Takes other regions in the same memory. Fails where the caches differ or the memory is
     /// too short, and changes nothing then.
-    pub(super) fn take_regions(&mut self, regions: &Arc<Regions>) -> Result<(), Error> {
+    pub(super) fn take_regions(
+        &mut self,
+        device: &dyn Device,
+        stream: &Stream,
+        regions: &Arc<Regions>,
+    ) -> Result<(), Error> {
+        if Arc::ptr_eq(&self.regions, regions) {
+            return Ok(());
+        }
         expect("memory.regions of kv_cache", self.regions.caches(), regions.caches())?;
         let (expected, got) = (regions.bytes(), self.buffer.len());
         if got < expected {
@@ -115,6 +125,38 @@ impl PlanArena {
         }
         self.armed = vec![false; regions.all.len()];
         self.regions = Arc::clone(regions);
+        // The counters of split products begin at zero.
+        if let Ok(workspace) = self.regions.range(WORKSPACE) {
+            device.fill(stream, self.buffer.slice_mut(workspace)?, 0)?;
+        }
+        Ok(())
+    }
+
+    /// The memory, in the form of `plan`.
+    ///
+    /// # Errors
+    /// [`Error::PlanMismatch`] when it has that of another plan.
+    pub(super) fn memory_of(&mut self, plan: &LoadedPlan) -> Result<BufferMut<'_>, Error> {
+        match Arc::ptr_eq(&self.regions, &plan.regions) {
+            true => Ok(self.buffer.view_mut()),
+            false => {
+                let (at, expected, got) = ("arena", "that of the captured plan", "that of another");
+                Err(Error::PlanMismatch { at: at.into(), expected: expected.into(), got: got.into() })
+            }
+        }
+    }
+
+    /// Copies the contents of another arena's KV caches, through the host: for an arena that
+    /// replaces one which is too short.
+    ///
+    /// # Errors
+    /// [`Error::PlanMismatch`] when the caches differ, or a device error.
+    pub fn copy_caches(&mut self, ctx: &Context, from: &Self) -> Result<(), Error> {
+        expect("memory.regions of kv_cache", self.regions.caches(), from.regions.caches())?;
+        for region in from.regions.all.iter().filter(|region| region.kind == RegionKind::KvCache) {
+            let bytes: Vec<u8> = ctx.download(from.region(&region.name)?)?;
+            ctx.upload_into(&bytes, self.region_mut(&region.name)?)?;
+        }
         Ok(())
     }
 

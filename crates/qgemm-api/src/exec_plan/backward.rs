@@ -6,11 +6,11 @@ use std::collections::HashSet;
 use qgemm_formats::DType;
 use qgemm_hal::{Activation, XPrecision};
 
-use super::architecture::Matrix;
 use super::build::{Buffer, Builder};
 use super::file::{Phase, PlannedOp, PlannedWeight, RegionKind};
 use super::product::{describe, known, op};
 use super::sizes::{WORD, too_large};
+use crate::architecture::Matrix;
 use crate::error::Error;
 use crate::gradient::{Gradient, ThroughShape};
 use crate::matmul::Matmul;

@@ -6,7 +6,6 @@ use std::path::Path;
 use qgemm_formats::DType;
 use qgemm_hal::{DeviceKind, KvFormat, XPrecision};
 
-use super::architecture::{LayerTensors, Network, fingerprint, network};
 use super::backward::Taped;
 use super::file::{
     Barrier, BarrierKind, EXEC_SCHEMA, ExecPlan, ModelRecord, Phase, PhaseRange, PlannedOp, RegionKind, Runtime,
@@ -15,9 +14,10 @@ use super::file::{
 use super::layout::{Wanted, place};
 use super::product::Product;
 use super::sizes::too_large;
+use crate::architecture::{LayerTensors, Network};
 use crate::context::Context;
 use crate::error::Error;
-use crate::model::{config_of, open_model};
+use crate::model::open_model;
 use crate::operand::check_dimension;
 use crate::record::{DeviceRecord, PlanRecord};
 
@@ -46,6 +46,8 @@ pub struct PlanOptions {
     pub x_dtype: DType,
     /// Allowed rounding of activations.
     pub x_precision: XPrecision,
+    /// Whether the results of a sequence are independent of the others of its step, to the bit.
+    pub batch_invariant: bool,
     /// Whether the head computes logits of all tokens, as in training, instead of each
     /// sequence's last token.
     pub all_logits: bool,
@@ -70,6 +72,7 @@ impl PlanOptions {
             pages,
             x_dtype: DType::F16,
             x_precision,
+            batch_invariant: false,
             all_logits: false,
             sampling: false,
             train: false,
@@ -89,13 +92,21 @@ impl Context {
     /// It reads the file's table of contents only. It needs this context's device or
     /// a device description. It loads no weight and compiles nothing.
     ///
-    /// Architectures: llama, mistral, qwen2, qwen3, qwen3moe and bert, from GGUF or
-    /// safetensors.
+    /// Architectures: llama, mistral, mixtral, qwen2, qwen3, qwen3moe and bert, from GGUF
+    /// or safetensors.
     ///
     /// # Errors
-    /// [`Error::UnknownArchitecture`], [`Error::IncompleteModel`], or errors of opening
-    /// the model and of planning a product.
+    /// Errors of opening the model, of [`Network::read`], and of planning a product.
     pub fn plan_model(&self, path: impl AsRef<Path>, options: &PlanOptions) -> Result<ExecPlan, Error> {
+        let path = path.as_ref();
+        self.plan_network(&Network::read(&open_model(path)?, path)?, options)
+    }
+
+    /// [`Context::plan_model`] for a model whose tables of contents are read already.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] for options, and errors of planning a product.
+    pub fn plan_network(&self, network: &Network, options: &PlanOptions) -> Result<ExecPlan, Error> {
         check_dimension("batch", options.batch)?;
         if options.batch == 0 {
             return Err(Error::OutOfRange { name: "batch", least: 1, most: u32::MAX as usize, got: 0 });
@@ -103,19 +114,15 @@ impl Context {
         if options.page_size == Some(0) {
             return Err(Error::OutOfRange { name: "page size", least: 1, most: u32::MAX as usize, got: 0 });
         }
-        let path = path.as_ref();
-        let model = open_model(path)?;
-        let config = config_of(path)?;
-        let network = network(&model, config.as_ref().map(|file| file.contents.as_str()))?;
         let info = self.info();
         let _span = tracing::info_span!("plan model", layers = network.layers.len(), batch = options.batch).entered();
-        let (sequences, context) = sequences(options, &network)?;
+        let (sequences, context) = sequences(options, network)?;
         let mut builder = Builder {
             ctx: self,
             options,
             sequences,
             context,
-            network: &network,
+            network,
             planned: HashMap::new(),
             out: Steps::default(),
             tape: Vec::new(),
@@ -141,7 +148,7 @@ impl Context {
                 batch: options.batch,
                 sequences,
                 context,
-                tensors: fingerprint(&model),
+                tensors: network.fingerprint.clone(),
             },
             ops,
             barriers,

@@ -195,6 +195,7 @@ impl OpChecks<'_> {
             x,
             d,
             x_precision: op.x_precision.parse()?,
+            batch_invariant: op.batch_invariant,
             activation,
             bias: op.bias_dtype.as_deref().map(str::parse).transpose()?,
             residual: op.residual.is_some().then_some(d),

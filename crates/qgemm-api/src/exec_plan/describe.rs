@@ -32,7 +32,8 @@ impl PlannedOp {
 
     /// Problem of a `routing`.
     pub(super) fn as_routing(&self) -> Routing {
-        Routing::from_logits(self.shape.m, self.shape.n, self.top_k.unwrap_or(0), DType::F32).renormalized()
+        let routing = Routing::from_logits(self.shape.m, self.shape.n, self.top_k.unwrap_or(0), DType::F32);
+        if self.renormalized == Some(false) { routing } else { routing.renormalized() }
     }
 
     /// Problem of a `matmul`.
@@ -65,6 +66,7 @@ impl PlannedOp {
         let segments = |op: &PlannedOp| op.segments.iter().map(|s| (s.first, s.features)).collect::<Vec<_>>();
         let same_options = |a: &Option<String>, b: &Option<String>| a.is_some() == b.is_some();
         (&a.operation, &a.kernel_id, &a.source_hash, a.shape) == (&b.operation, &b.kernel_id, &b.source_hash, b.shape)
+            && (a.batch_invariant, a.renormalized) == (b.batch_invariant, b.renormalized)
             && types(a) == types(b)
             && same_options(&a.residual, &b.residual)
             && same_options(&a.offsets, &b.offsets)

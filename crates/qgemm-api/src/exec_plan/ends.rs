@@ -3,11 +3,11 @@
 use qgemm_formats::DType;
 use qgemm_hal::{Activation, SamplingParameters, XPrecision};
 
-use super::architecture::Matrix;
 use super::build::{Buffer, Builder};
 use super::file::{PlannedOp, PlannedWeight, RegionKind};
 use super::layers::LENGTHS;
 use super::product::{Product, describe, known, op, planned_weight};
+use crate::architecture::Matrix;
 use crate::error::Error;
 use crate::gather_rows::GatherRows;
 use crate::record::Sizes;

@@ -3,11 +3,11 @@
 use qgemm_formats::DType;
 use qgemm_hal::{Activation, XPrecision};
 
-use super::architecture::{FeedForward, Matrix, NormTensors};
 use super::build::{Buffer, Builder};
 use super::file::{PlannedOp, RegionKind};
 use super::product::{Index, Product, Routed, op};
 use super::sizes::too_large;
+use crate::architecture::{ExpertTensors, FeedForward, Matrix, NormTensors};
 use crate::error::Error;
 use crate::record::Sizes;
 use crate::routing::Routing;
@@ -32,8 +32,8 @@ impl Builder<'_> {
             false => builder.activation(&id("ffn_residual"), columns),
         };
         if let (FeedForward::Dense { gate: Some(gate), up, down }, Some(norm), false) = (part, norm, self.options.train)
-            && gate.is_like(up)
         {
+            let (gate, up) = &paired(gate, up)?;
             let inner = self.between(&id("ffn"), 1, up.n)?;
             let product = Product::new(id("ffn_gate_up"), gate, residual.clone(), inner.clone());
             self.product(Product { activation, up: Some(up), norm: Some(norm), ..product })?;
@@ -57,15 +57,19 @@ impl Builder<'_> {
                 self.product(Product { residual: Some(residual), ..product })?;
                 Ok(d)
             }
-            FeedForward::Experts { router, gate, up, down, experts, top_k } => {
+            FeedForward::Experts(tensors) => {
+                let ExpertTensors { router, gate, up, down, experts, top_k, renormalized } = &**tensors;
                 let (experts, top_k) = (*experts, *top_k);
                 let logits = Buffer { dtype: DType::F32, ..self.between(&id("router_logits"), 1, router.n)? };
-                self.product(Product::new(id("ffn_router"), router, x.clone(), logits.clone()))?;
+                // The choice of experts does not follow from further rounding.
+                let x_precision = (!self.options.train).then_some(XPrecision::Exact);
+                let product = Product::new(id("ffn_router"), router, x.clone(), logits.clone());
+                self.product(Product { x_precision, ..product })?;
                 let slots = |builder: &Self, role: &str| {
                     Ok::<_, Error>(Buffer { dtype: DType::F32, ..builder.between(&id(role), 1, top_k)? })
                 };
                 let (ids, weights) = (slots(self, "router_ids")?, slots(self, "router_weights")?);
-                self.routing(i, &logits, experts, [&ids, &weights])?;
+                self.routing(i, &logits, (experts, *renormalized), [&ids, &weights])?;
                 let d = out(self, down.n);
                 if !self.options.train {
                     let routed = |weights| Routed { experts, top_k, index: Index::Ids(&ids.name, weights) };
@@ -140,7 +144,7 @@ impl Builder<'_> {
                 let product = Product::new(id("ffn_gate_up"), gate, x, d.clone());
                 self.product(Product { activation, up: Some(up), routed: routed(), ..product })?;
             }
-            // Weights of two formats are no gated pair, and a pair has no gradient.
+            // Experts of two formats are no gated pair, and a pair has no gradient.
             // Two products instead, which the caller multiplies.
             Some(gate) => {
                 let (gated, upped) = (temporary(self, "ffn_gated")?, temporary(self, "ffn_upped")?);
@@ -159,11 +163,12 @@ impl Builder<'_> {
         &mut self,
         i: usize,
         logits: &Buffer,
-        experts: usize,
+        (experts, renormalized): (usize, bool),
         [ids, weights]: [&Buffer; 2],
     ) -> Result<(), Error> {
         let (batch, top_k) = (self.options.batch, ids.columns);
-        let routing = Routing::from_logits(batch, experts, top_k, DType::F32).renormalized();
+        let routing = Routing::from_logits(batch, experts, top_k, DType::F32);
+        let routing = if renormalized { routing.renormalized() } else { routing };
         let record = self.ctx.explain_routing(&routing)?;
         self.out.uses(&logits.name, logits.kind, logits.bytes()?);
         self.out.uses(&weights.name, weights.kind, weights.bytes()?);
@@ -176,9 +181,18 @@ impl Builder<'_> {
             router_weights: Some(weights.name.clone()),
             status: Some(status),
             top_k: Some(top_k),
+            renormalized: Some(renormalized),
             ..op(format!("blk.{i}.routing"), [logits, ids], (Activation::Identity, XPrecision::Exact), &record)?
         };
         self.out.writers.insert(weights.name.clone(), op.op_id.clone());
         self.push(op, ids, std::slice::from_ref(&logits.name))
+    }
+}
+
+/// Gate and up as a gated pair. Weights that differ in format both become f16.
+fn paired(gate: &Matrix, up: &Matrix) -> Result<(Matrix, Matrix), Error> {
+    match gate.is_like(up) {
+        true => Ok((gate.clone(), up.clone())),
+        false => Ok((gate.in_f16()?, up.in_f16()?)),
     }
 }

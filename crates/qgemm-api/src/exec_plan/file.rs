@@ -151,6 +151,9 @@ pub struct PlannedOp {
     pub x_dtype: String,
     /// Allowed rounding of X.
     pub x_precision: String,
+    /// Whether the result of a token is independent of the others of its step.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub batch_invariant: bool,
     /// Region of B (`matmul`).
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub b: Option<String>,
@@ -207,6 +210,10 @@ pub struct PlannedOp {
     /// Experts per token.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub top_k: Option<usize>,
+    /// Whether a `routing` scales the weights of a token's experts to a sum of 1. It does if
+    /// absent.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub renormalized: Option<bool>,
     /// Work partition. Absent for operations without their own kernel.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub dispatch: Option<Dispatch>,

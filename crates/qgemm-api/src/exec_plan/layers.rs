@@ -4,13 +4,14 @@
 use qgemm_formats::DType;
 use qgemm_hal::{Activation, XPrecision};
 
-use super::architecture::{LayerTensors, NormTensors};
 use super::backward::Taped;
 use super::build::{Buffer, Builder};
 use super::file::{Phase, PlannedOp, RegionKind};
 use super::kv_cache::LayerCache;
 use super::operands::{PlannedHeads, PlannedNorm, PlannedOptimizer, STEP_BYTES};
 use super::product::{known, op};
+use super::rotary::PlannedRotary;
+use crate::architecture::{LayerTensors, NormTensors};
 use crate::error::Error;
 use crate::record::Sizes;
 
@@ -94,7 +95,7 @@ impl Builder<'_> {
             new_k: None,
             new_v: None,
             cache: None,
-            window: self.network.window,
+            window: layer.window,
             rotary: None,
         };
         let read = match self.network.pre_norm {
@@ -103,14 +104,16 @@ impl Builder<'_> {
             true => self.append(i, &mut planned, &q, [&k, &v])?,
         };
         let d = self.activation(&id("attn"), layer.o.k);
-        let described = planned.attention(q.rows, q.dtype)?;
+        let described = planned.attention(q.rows, q.dtype, self.options.batch_invariant)?;
         let ctx = self.ctx;
         let record = known(&mut self.planned, format!("{described:?}"), || ctx.explain_attention(&described))?;
         [&q, &read[0], &read[1]].into_iter().try_for_each(|buffer| self.reads(buffer))?;
         self.uses_cache(&planned)?;
         let (reads, lengths) = ([q.name.clone(), read[0].name.clone(), read[1].name.clone()], planned.lengths.clone());
         let shape = Sizes { m: q.rows, n: d.columns, k: q.columns };
-        let op = PlannedOp { shape, heads: Some(planned), ..op(id("attn"), [&q, &d], PLAIN, &record)? };
+        let batch_invariant = self.options.batch_invariant;
+        let op =
+            PlannedOp { shape, batch_invariant, heads: Some(planned), ..op(id("attn"), [&q, &d], PLAIN, &record)? };
         self.push(op, &d, &reads.into_iter().chain(lengths).collect::<Vec<_>>())?;
         let kept: Vec<Buffer> = if self.network.pre_norm { read.to_vec() } else { Vec::new() };
         self.tape("attention", &[q, k, v], &kept, &d);
@@ -137,7 +140,9 @@ impl Builder<'_> {
     ) -> Result<[Buffer; 2], Error> {
         match &self.network.rotary {
             None => {}
-            Some(Ok(rotary)) => planned.rotary = Some(rotary.clone()),
+            Some(Ok(rotary)) => {
+                planned.rotary = Some(PlannedRotary::of(rotary, self.network.rotary_factors.as_ref()));
+            }
             Some(Err(why)) => {
                 let both = [q.clone(), k.clone()];
                 self.step_because("rotary embedding", &q.name, &both, &both, why)?;

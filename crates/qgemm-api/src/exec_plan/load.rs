@@ -6,12 +6,12 @@ use std::sync::Arc;
 use qgemm_formats::model::Model;
 use qgemm_hal::Stream;
 
-use super::architecture::{SERVED, fingerprint};
 use super::arena::{PlanArena, Regions};
 use super::check::{OpChecks, check_device, check_memory, check_names};
 use super::file::{EXEC_SCHEMA, ExecPlan, MEMORY_SCHEMA};
 use super::mismatch::expect;
 use super::ready::{Kernels, Ready};
+use crate::architecture::{NAMES, fingerprint};
 use crate::context::Context;
 use crate::error::Error;
 use crate::gemm::Plan;
@@ -45,10 +45,17 @@ impl Context {
         };
         schema("schema", &value, EXEC_SCHEMA)?;
         schema("memory.schema", value.get("memory").unwrap_or(&serde_json::Value::Null), MEMORY_SCHEMA)?;
-        let plan: ExecPlan = serde_json::from_value(value).map_err(Error::BadPlanFile)?;
+        self.load_exec_plan(serde_json::from_value(value).map_err(Error::BadPlanFile)?, model)
+    }
+
+    /// [`Context::load_plan`] for a plan that was not read from a file.
+    ///
+    /// # Errors
+    /// [`Error::PlanMismatch`] names the first difference.
+    pub fn load_exec_plan(&self, plan: ExecPlan, model: &Model) -> Result<LoadedPlan, Error> {
         check_device(&plan.runtime.device, &DeviceRecord::of(self.info()))?;
-        if !SERVED.contains(&plan.model.architecture.as_str()) {
-            return Err(Error::UnknownArchitecture { architecture: plan.model.architecture, served: SERVED });
+        if !NAMES.contains(&plan.model.architecture.as_str()) {
+            return Err(Error::UnknownArchitecture { architecture: plan.model.architecture, served: NAMES });
         }
         expect("model.tensors", fingerprint(model), &plan.model.tensors)?;
         check_memory(&plan.memory, plan.ops.len())?;
@@ -97,14 +104,15 @@ impl LoadedPlan {
     }
 
     /// Makes the arena of another plan of the model that of this one, such as a prompt's that
-    /// of a decoding step. KV caches keep their contents, nothing else does.
+    /// of a decoding step. KV caches keep their contents, nothing else does: `stream` clears
+    /// the workspace. Nothing happens in an arena that is this plan's already.
     ///
     /// # Errors
     /// [`Error::PlanMismatch`] when the caches differ in name, place or size;
     /// [`Error::BufferTooShort`] when the memory is too short
     /// ([`LoadedPlan::arena_beside`] makes enough). The arena is as before then.
-    pub fn enter(&self, arena: &mut PlanArena) -> Result<(), Error> {
-        arena.take_regions(&self.regions)
+    pub fn enter(&self, stream: &Stream, arena: &mut PlanArena) -> Result<(), Error> {
+        arena.take_regions(&**self.ctx.device(), stream, &self.regions)
     }
 
     /// Byte range of a mutable region in the memory of an arena

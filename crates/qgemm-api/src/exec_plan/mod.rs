@@ -1,7 +1,6 @@
 //! Execution plans: all operations of a model and the arena of
 //! their operands, as files.
 
-mod architecture;
 mod arena;
 mod backward;
 mod build;
@@ -10,12 +9,12 @@ mod describe;
 mod ends;
 mod feed_forward;
 mod file;
+mod graph;
 mod kv_cache;
 mod layers;
 mod layout;
 mod load;
 mod mismatch;
-mod numbers;
 mod operands;
 mod product;
 mod qkv;
@@ -32,6 +31,7 @@ pub use file::{
     Barrier, BarrierKind, ExecPlan, MemoryPlan, ModelRecord, Phase, PhaseRange, PlannedOp, PlannedWeight, Region,
     RegionKind, Runtime, RuntimeMode,
 };
+pub use graph::StepGraph;
 pub use load::LoadedPlan;
 pub use operands::{PlannedCache, PlannedHeads, PlannedNorm, PlannedOptimizer, PlannedPages, PlannedSegment};
 pub use rotary::{PlannedRotary, PlannedScaling, PlannedTables};

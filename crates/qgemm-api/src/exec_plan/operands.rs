@@ -205,9 +205,10 @@ impl PlannedHeads {
     }
 
     /// Attention problem of `tokens` tokens.
-    pub(super) fn attention(&self, tokens: usize, dtype: DType) -> Result<Attention, Error> {
+    pub(super) fn attention(&self, tokens: usize, dtype: DType, batch_invariant: bool) -> Result<Attention, Error> {
         let (queries, keys) = self.of_sequences(tokens);
         let attention = Attention::new(dtype, self.heads, self.kv_heads, self.head_dim, queries, keys);
+        let attention = if batch_invariant { attention.batch_invariant() } else { attention };
         let attention = if self.causal { attention.causal() } else { attention };
         self.attend_to_cache(self.window.into_iter().fold(attention, Attention::window))
     }
@@ -260,7 +261,7 @@ impl PlannedOp {
 
     /// Problem of an `attention`.
     pub(super) fn as_attention(&self) -> Result<Attention, Error> {
-        self.of_heads()?.attention(self.shape.m, self.x_dtype.parse()?)
+        self.of_heads()?.attention(self.shape.m, self.x_dtype.parse()?, self.batch_invariant)
     }
 
     /// Problem of an `optimizer`.

@@ -5,13 +5,13 @@ use std::collections::HashMap;
 use qgemm_formats::DType;
 use qgemm_hal::{Activation, XPrecision};
 
-use super::architecture::{Matrix, NormTensors};
 use super::backward::Taped;
 use super::build::{Buffer, Builder};
 use super::file::{Phase, PlannedOp, PlannedWeight, RegionKind};
 use super::operands::PlannedSegment;
 use super::sizes::{WORD, too_large};
 use super::stated::{Stated, with_segments};
+use crate::architecture::{Matrix, NormTensors};
 use crate::context::Context;
 use crate::described::DescribedWeight;
 use crate::error::Error;
@@ -35,6 +35,8 @@ pub(super) struct Product<'p> {
     pub d: Buffer,
     pub residual: Option<Buffer>,
     pub activation: Activation,
+    /// Rounding of X, where it is not the plan's.
+    pub x_precision: Option<XPrecision>,
     pub routed: Option<Routed<'p>>,
 }
 
@@ -57,7 +59,8 @@ pub(super) enum Index<'p> {
 impl<'p> Product<'p> {
     pub fn new(op_id: impl Into<String>, matrix: &'p Matrix, x: Buffer, d: Buffer) -> Self {
         let (activation, op_id, segments) = (Activation::Identity, op_id.into(), Vec::new());
-        Self { op_id, matrix, up: None, segments, norm: None, x, d, residual: None, activation, routed: None }
+        let (up, norm, residual, x_precision, routed) = (None, None, None, None, None);
+        Self { op_id, matrix, up, segments, norm, x, d, residual, activation, x_precision, routed }
     }
 
     /// The weight of all segments.
@@ -70,13 +73,13 @@ impl<'p> Product<'p> {
     /// Region and type of the bias.
     fn bias(&self) -> Result<Option<(String, DType)>, Error> {
         match (&self.matrix.bias, self.up, &self.routed) {
-            (Some((_, dtype)), None, None) if !self.segments.is_empty() => {
+            (Some((_, dtype)), _, None) if self.up.is_some() || !self.segments.is_empty() => {
                 Ok(Some((format!("{}.bias", self.op_id), *dtype)))
             }
             (Some(bias), None, None) => Ok(Some(bias.clone())),
-            // Biases of gated pairs and of experts would need concatenation first.
+            // Biases of experts would need concatenation first.
             (Some((name, _)), ..) => {
-                Err(Error::IncompleteModel { what: format!("{name}: no plan for biases of pairs or experts") })
+                Err(Error::IncompleteModel { what: format!("{name}: no plan for biases of experts") })
             }
             (None, ..) => Ok(None),
         }
@@ -115,12 +118,14 @@ impl Builder<'_> {
         let bias = product.bias()?;
         let norm = product.norm.map(|norm| self.prologue(norm));
         let segments = product.planned_segments();
-        let Product { op_id, matrix, segments: outputs, x, d, residual, activation, routed, .. } = product;
+        let x_precision = product.x_precision.unwrap_or(self.options.x_precision);
+        let Product { op_id, matrix, up, segments: outputs, x, d, residual, activation, routed, .. } = product;
         for buffer in [Some(&x), residual.as_ref()].into_iter().flatten().chain(outputs.iter().map(|(_, d)| d)) {
             self.out.uses(&buffer.name, buffer.kind, buffer.bytes()?);
         }
         if let Some((name, dtype)) = &bias {
-            let n = outputs.iter().map(|(matrix, _)| matrix.n).fold(matrix.n, usize::saturating_add);
+            let others = outputs.iter().map(|(matrix, _)| matrix.n).chain(up.map(|up| up.n));
+            let n = others.fold(matrix.n, usize::saturating_add);
             self.out.uses(name, RegionKind::Weight, n.saturating_mul(dtype.bytes()));
         }
         norm.iter().for_each(|norm| self.uses_norm(norm, x.columns));
@@ -139,8 +144,9 @@ impl Builder<'_> {
             offsets: routed.as_ref().and_then(|routed| routed.index.offsets()).map(str::to_owned),
             router_weights: routed.as_ref().and_then(|routed| routed.index.weights()).map(str::to_owned),
             status,
+            batch_invariant: self.options.batch_invariant,
             top_k: routed.as_ref().filter(|routed| routed.index.ids().is_some()).map(|routed| routed.top_k),
-            ..op(op_id.clone(), [&x, &d], (activation, self.options.x_precision), &record)?
+            ..op(op_id.clone(), [&x, &d], (activation, x_precision), &record)?
         };
         let index = [op.ids.as_ref(), op.offsets.as_ref(), op.router_weights.as_ref()];
         let reads = [Some(&x.name), residual.as_ref().map(|r| &r.name)].into_iter().chain(index);
@@ -169,7 +175,8 @@ impl Builder<'_> {
         let stated = Stated {
             x: product.x.dtype,
             d: product.d.dtype,
-            x_precision: self.options.x_precision,
+            x_precision: product.x_precision.unwrap_or(self.options.x_precision),
+            batch_invariant: self.options.batch_invariant,
             activation: product.activation,
             bias: product.bias()?.map(|(_, dtype)| dtype),
             residual: product.residual.as_ref().map(|residual| residual.dtype),
@@ -242,6 +249,12 @@ impl Matrix {
         shape(self) == shape(other) && !self.k_order
     }
 
+    /// The weight in f16.
+    pub(super) fn in_f16(&self) -> Result<Self, Error> {
+        let format = DType::F16.name().parse()?;
+        Ok(Self { format, row_scale: false, k_order: false, ..self.clone() })
+    }
+
     /// Whether two weights can form a gated pair.
     pub(super) fn is_like(&self, other: &Self) -> bool {
         let shape = |m: &Self| (m.format, m.n, m.k, m.k_order, m.bias.is_some());
@@ -297,6 +310,7 @@ pub(super) fn op(
         x: x.name.clone(),
         x_dtype: x.dtype.name().to_owned(),
         x_precision: x_precision.name().to_owned(),
+        batch_invariant: false,
         b: None,
         b_dtype: None,
         d: d.name.clone(),
@@ -316,6 +330,7 @@ pub(super) fn op(
         heads: None,
         optimizer: None,
         top_k: None,
+        renormalized: None,
         dispatch: record.dispatch.clone(),
         reduction: record.reduction.clone(),
         prologue: record.prologue.clone(),

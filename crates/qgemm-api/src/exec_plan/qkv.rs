@@ -1,8 +1,8 @@
 //! Query, key and value projections of a layer.
 
-use super::architecture::{LayerTensors, Matrix};
 use super::build::{Buffer, Builder};
 use super::product::Product;
+use crate::architecture::{LayerTensors, Matrix};
 use crate::error::Error;
 
 /// A projection: its name, weight and output.

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::mismatch::wrong;
 use super::sizes::{NamedRegion, WORD};
+use crate::architecture::RotarySettings;
 use crate::error::Error;
 use crate::kv_append::{Rotary, RotaryScaling};
 
@@ -18,6 +19,9 @@ pub struct PlannedRotary {
     pub pairs: String,
     /// Frequency base (theta).
     pub base: f64,
+    /// Factor of rotated features, where it is not that of the scaling.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub amplitude: Option<f32>,
     /// Frequency scaling.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub scaling: Option<PlannedScaling>,
@@ -58,6 +62,17 @@ pub struct PlannedScaling {
 }
 
 impl PlannedRotary {
+    /// Rotary embedding of a model, with the tensor of its divisors, if there is one.
+    pub(super) fn of(settings: &RotarySettings, factors: Option<&String>) -> Self {
+        let RotarySettings { dim, pairs, base, scaling, amplitude } = *settings;
+        let tables = factors.map(|factors| PlannedTables {
+            factors: factors.clone(),
+            cos: "rotary.cos".into(),
+            sin: "rotary.sin".into(),
+        });
+        Self { dim, pairs: pairs.name().to_owned(), base, amplitude, scaling: PlannedScaling::of(scaling), tables }
+    }
+
     /// Rotary embedding of up to `positions` positions.
     pub fn describe(&self, positions: usize) -> Result<Rotary, Error> {
         let rotary = self.of_frequencies()?;
@@ -79,7 +94,7 @@ impl PlannedRotary {
             Some(RotaryPairs::Interleaved) => Rotary::interleaved(self.dim),
             None => return Err(wrong("heads.rotary.pairs", "neox or interleaved", &self.pairs)),
         };
-        let rotary = rotary.base(self.base);
+        let rotary = self.amplitude.into_iter().fold(rotary.base(self.base), Rotary::amplitude);
         let Some(PlannedScaling { kind, factor, low, high, original }) = &self.scaling else { return Ok(rotary) };
         // A missing number becomes NaN, which the rotary embedding refuses by name.
         let (factor, low, high) = (*factor, low.unwrap_or(f64::NAN), high.unwrap_or(f64::NAN));
@@ -91,5 +106,23 @@ impl PlannedRotary {
             other => return Err(wrong("heads.rotary.scaling.kind", "linear, llama3 or yarn", other)),
         };
         Ok(rotary.scaling(scaling))
+    }
+}
+
+impl PlannedScaling {
+    fn of(scaling: RotaryScaling) -> Option<Self> {
+        let of = |kind: &str, factor, [low, high]: [Option<f64>; 2], original| {
+            Some(Self { kind: kind.to_owned(), factor, low, high, original })
+        };
+        match scaling {
+            RotaryScaling::None => None,
+            RotaryScaling::Linear { factor } => of("linear", factor, [None; 2], None),
+            RotaryScaling::Llama3 { factor, low, high, original } => {
+                of("llama3", factor, [Some(low), Some(high)], Some(original))
+            }
+            RotaryScaling::Yarn { factor, fast, slow, original } => {
+                of("yarn", factor, [Some(slow), Some(fast)], Some(original))
+            }
+        }
     }
 }

@@ -110,6 +110,14 @@ impl LoadedPlan {
         self.run_place(stream, self.place(op_id)?, arena, weights.into())
     }
 
+    /// Checks that a step is the library's alone.
+    ///
+    /// # Errors
+    /// [`Error::CallersStep`] when a step of the caller stands between operations.
+    pub fn check_step(&self) -> Result<(), Error> {
+        self.forward().map(drop)
+    }
+
     /// Operations of a step.
     fn forward(&self) -> Result<Vec<(usize, &PlannedOp)>, Error> {
         let plan = self.exec_plan();

@@ -14,6 +14,7 @@ pub(super) struct Stated {
     pub x: DType,
     pub d: DType,
     pub x_precision: XPrecision,
+    pub batch_invariant: bool,
     pub activation: Activation,
     pub bias: Option<DType>,
     pub residual: Option<DType>,
@@ -24,7 +25,8 @@ pub(super) struct Stated {
 impl Stated {
     /// The problem with everything stated.
     pub fn of(&self, problem: Problem) -> Problem {
-        let problem = problem.x_dtype(self.x).d_dtype(self.d).x_precision(self.x_precision).activation(self.activation);
+        let problem = problem.x_dtype(self.x).d_dtype(self.d).x_precision(self.x_precision);
+        let problem = problem.batch_invariant(self.batch_invariant).activation(self.activation);
         let problem = self.bias.into_iter().fold(problem, Problem::bias);
         let problem = self.residual.into_iter().fold(problem, Problem::residual);
         self.norm.into_iter().fold(problem, |problem, (norm, dtype)| problem.norm(norm).normed_dtype(dtype))

@@ -1,9 +1,10 @@
 //! Weights of a loaded plan: of one operation, and of all.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use qgemm_formats::model::Model;
-use qgemm_formats::{DType, HostWeight};
+use qgemm_formats::{DType, Format, HostWeight};
 use qgemm_hal::{Buffer, BufferRef};
 
 use super::file::{PlannedOp, PlannedWeight};
@@ -13,6 +14,7 @@ use super::rotary::{PlannedRotary, PlannedTables};
 use crate::context::Context;
 use crate::error::Error;
 use crate::experts::Experts;
+use crate::quantize::quantize;
 use crate::weight::Weight;
 
 /// Weights of one operation of a plan, for [`LoadedPlan::run`].
@@ -80,7 +82,7 @@ impl<'a> From<&'a Experts> for OpWeights<'a> {
 /// [`LoadedPlan::load_weights`].
 #[derive(Debug)]
 pub struct PlanWeights {
-    regions: HashMap<String, Held>,
+    regions: HashMap<String, Arc<Held>>,
 }
 
 /// Contents of a region of weights.
@@ -99,11 +101,20 @@ impl LoadedPlan {
     /// When `model` lacks a tensor or it cannot be read, or on a device error such as
     /// exhausted memory.
     pub fn load_weights(&self, model: &Model) -> Result<PlanWeights, Error> {
-        let mut regions = HashMap::new();
+        self.load_more_weights(model, &PlanWeights { regions: HashMap::new() })
+    }
+
+    /// [`LoadedPlan::load_weights`] of another plan of the model, which shares the memory of
+    /// what that has.
+    ///
+    /// # Errors
+    /// As [`LoadedPlan::load_weights`].
+    pub fn load_more_weights(&self, model: &Model, others: &PlanWeights) -> Result<PlanWeights, Error> {
+        let mut regions = others.regions.clone();
         for op in &self.exec_plan().ops {
             let mut hold = |region: &str, load: &dyn Fn() -> Result<Held, Error>| {
                 if !regions.contains_key(region) {
-                    regions.insert(region.to_owned(), load()?);
+                    regions.insert(region.to_owned(), Arc::new(load()?));
                 }
                 Ok::<_, Error>(())
             };
@@ -141,7 +152,7 @@ impl LoadedPlan {
 impl PlanWeights {
     /// Weights of an operation, for [`LoadedPlan::run`].
     pub fn of(&self, op: &PlannedOp) -> OpWeights<'_> {
-        let held = |region: Option<&String>| region.and_then(|region| self.regions.get(region));
+        let held = |region: Option<&String>| region.and_then(|region| self.regions.get(region)).map(|held| &**held);
         let values = |region| match held(region) {
             Some(Held::Values(values)) => Some(values.view()),
             _ => None,
@@ -186,7 +197,14 @@ fn load_weight(ctx: &Context, model: &Model, weight: &PlannedWeight) -> Result<H
         };
         return Ok(Held::Experts(ctx.load_experts(&experts)?));
     }
-    let parts = names.iter().map(|name| model.weight(name)).collect::<Result<Vec<_>, _>>()?;
+    let mut parts = names.iter().map(|name| model.weight(name)).collect::<Result<Vec<_>, _>>()?;
+    if let ([gate, up], true) = (&parts[..], weight.gated)
+        && gate.format() != up.format()
+    {
+        let (gate, up, both) = (gate.format().name, up.format().name, &weight.format);
+        tracing::warn!(region = %weight.region, gate, up, both, "the formats of gate and up differ");
+        parts = parts.into_iter().map(|part| in_format(&part, weight.format.parse()?)).collect::<Result<_, _>>()?;
+    }
     let loaded = match (&parts[..], weight.gated) {
         ([gate, up], true) => ctx.load_gated(gate, up)?,
         ([one], false) => ctx.load(one)?,
@@ -194,6 +212,11 @@ fn load_weight(ctx: &Context, model: &Model, weight: &PlannedWeight) -> Result<H
         _ => return Err(wrong()),
     };
     Ok(Held::Weight(loaded))
+}
+
+/// The weight in another format.
+fn in_format(weight: &HostWeight, format: Format) -> Result<HostWeight, Error> {
+    Ok(quantize(&weight.dequantize()?, weight.n(), weight.k(), format)?.0)
 }
 
 /// Name of a tensor as [`Model::experts`] takes it. A plan names the tensor of the first

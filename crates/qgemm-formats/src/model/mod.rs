@@ -211,6 +211,11 @@ impl Model {
         &self.metadata
     }
 
+    /// Metadata value with this key.
+    pub fn metadata_value(&self, key: &str) -> Option<&gguf::GgufValue> {
+        self.metadata.iter().find(|(name, _)| name == key).map(|(_, value)| value)
+    }
+
     /// Entry called `name` or `name.weight`.
     ///
     /// # Errors

@@ -1,6 +1,5 @@
 //! [`Encoder`]: texts to embeddings, with BERT models.
 
-mod names;
 mod numbers;
 mod pass;
 mod pooling;
@@ -10,15 +9,12 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-use qgemm_api::{Context, open_model};
+use qgemm_api::{Context, ENCODERS, GGUF_ENCODER, HUGGING_FACE_ENCODER, Settings, open_model};
 
-use crate::architecture::ENCODERS;
 use crate::error::Error;
 use crate::precision::Precision;
-use crate::settings::Settings;
 use crate::tokenizer::Tokenizer;
-use names::{GGUF, HUGGING_FACE};
-use numbers::EncoderNumbers;
+use numbers::EncoderSizes;
 use pass::Pass;
 use pooling::Pooling;
 use weights::EncoderWeights;
@@ -42,7 +38,7 @@ const PASS_TOKENS: usize = 4096;
 #[derive(Clone)]
 pub struct Encoder {
     ctx: Context,
-    numbers: EncoderNumbers,
+    numbers: EncoderSizes,
     precision: Precision,
     pooling: Pooling,
     tokenizer: Arc<Tokenizer>,
@@ -61,10 +57,10 @@ impl Encoder {
         if !ENCODERS.contains(&settings.architecture()) {
             return Err(Error::NotAnEncoder { name: settings.architecture().to_owned(), served: ENCODERS.to_vec() });
         }
-        let numbers = EncoderNumbers::read(&settings, path)?;
+        let numbers = EncoderSizes::read(&settings, path)?;
         let pooling = Pooling::read(&settings, path)?;
         let tokenizer = Tokenizer::open(&model, path)?.of_encoder(numbers.context)?;
-        let names = if settings.is_gguf() { &GGUF } else { &HUGGING_FACE };
+        let names = if settings.is_gguf() { &GGUF_ENCODER } else { &HUGGING_FACE_ENCODER };
         let weights = EncoderWeights::load(ctx, &model, names, &numbers, precision)?;
         let (tokenizer, weights) = (Arc::new(tokenizer), Arc::new(weights));
         Ok(Self { ctx: ctx.clone(), numbers, precision, pooling, tokenizer, weights })

@@ -1,11 +1,10 @@
 //! One pass of an encoder: texts without padding through all layers.
 
 use qgemm_api::{
-    Attention, AttentionArgs, AttentionPlan, Buffer, BufferMut, Context, DType, FusedArgs, FusedPlan, FusedProblem,
-    GatherRows, GatherRowsArgs, Keys, Norm, NormArgs, NormPlan, Queries, Stream, Workspace,
+    Attention, AttentionArgs, AttentionPlan, Buffer, BufferMut, Context, DType, EncoderNumbers, FusedArgs, FusedPlan,
+    FusedProblem, GatherRows, GatherRowsArgs, Keys, Norm, NormArgs, NormPlan, Queries, Stream, Workspace,
 };
 
-use super::numbers::EncoderNumbers;
 use super::weights::{EncoderLayer, EncoderWeights, LayerNorm};
 use crate::error::Error;
 use crate::precision::Precision;

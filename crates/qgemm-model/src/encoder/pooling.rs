@@ -2,8 +2,10 @@
 
 use std::path::Path;
 
+use qgemm_api::{Key, Settings};
+
+use crate::beside::json_beside;
 use crate::error::Error;
-use crate::settings::{Key, Settings, json_beside};
 
 const KIND: Key = Key { gguf: "pooling_type", config: &[] };
 
@@ -54,7 +56,7 @@ impl Pooling {
 }
 
 fn unserved(name: String, got: String, expected: &str) -> Error {
-    Error::UnservedSetting { name, got, expected: expected.to_owned() }
+    qgemm_api::Error::UnservedSetting { name, got, expected: expected.to_owned() }.into()
 }
 
 #[cfg(test)]

@@ -2,10 +2,11 @@
 
 use std::collections::HashSet;
 
-use qgemm_api::{Buffer, Context, DType, FusedWeight, GatherRows, Model, NormFunction, Weight, quantize};
+use qgemm_api::{
+    Buffer, Context, DType, EncoderNames, EncoderNumbers, FusedWeight, GatherRows, Model, NormFunction, Weight,
+    quantize,
+};
 
-use super::names::EncoderNames;
-use super::numbers::EncoderNumbers;
 use crate::error::Error;
 use crate::precision::Precision;
 use crate::projection::Projection;

@@ -9,7 +9,6 @@ use serde_json::{Map, Value, json};
 use super::end_texts::END_TEXTS;
 use super::pre_tokenizer::PreTokenizer;
 use crate::error::Error;
-use crate::settings::metadata;
 
 /// Token types of llama.cpp.
 const UNKNOWN: i64 = 2;
@@ -130,7 +129,7 @@ impl<'m> Vocabulary<'m> {
 
     fn sentence_piece(&self) -> Result<Value, Error> {
         let missing = || Error::NoTokenizer { expected: "`tokenizer.ggml.scores` in the GGUF file".into() };
-        let Some(GgufValue::Array(scores)) = metadata(self.model, "tokenizer.ggml.scores") else {
+        let Some(GgufValue::Array(scores)) = self.model.metadata_value("tokenizer.ggml.scores") else {
             return Err(missing());
         };
         let scores: Vec<f32> = (0..self.tokens.len()).map_while(|id| score(scores, id)).collect();
@@ -207,7 +206,7 @@ impl<'m> Vocabulary<'m> {
     /// Tokens that text is split at: control tokens, the unknown
     /// token and user-defined tokens.
     fn added_tokens(&self) -> Vec<Value> {
-        let Some(GgufValue::Array(types)) = metadata(self.model, "tokenizer.ggml.token_type") else {
+        let Some(GgufValue::Array(types)) = self.model.metadata_value("tokenizer.ggml.token_type") else {
             return Vec::new();
         };
         let token = |(id, content): (usize, &String)| {
@@ -241,7 +240,7 @@ fn merges_of_scores(tokens: &[String], scores: &[f32]) -> Vec<Value> {
 }
 
 fn value<'m>(model: &'m Model, key: &str) -> Option<&'m GgufValue> {
-    metadata(model, &format!("tokenizer.ggml.{key}"))
+    model.metadata_value(&format!("tokenizer.ggml.{key}"))
 }
 
 fn text<'m>(model: &'m Model, key: &str) -> Option<&'m str> {

@@ -8,11 +8,12 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use qgemm_api::Model;
+use qgemm_api::gguf::GgufValue;
 use serde_json::Value;
 
 use self::end_texts::END_TEXTS;
+use crate::beside::{json_beside, text_beside};
 use crate::error::Error;
-use crate::settings::{json_beside, metadata, number_of, text_beside};
 
 /// A tokenizer with its special tokens.
 pub struct Tokenizer {
@@ -57,7 +58,9 @@ impl Tokenizer {
         let vocabulary = gguf::Vocabulary::read(model)?;
         let json = serde_json::to_vec(&vocabulary.tokenizer_json()?).map_err(Error::tokenizer)?;
         let inner = tokenizers::Tokenizer::from_bytes(json).map_err(Error::tokenizer)?;
-        let id = |key: &str| metadata(model, &format!("tokenizer.ggml.{key}")).and_then(number_of).map(|id| id as u32);
+        let id = |key: &str| {
+            model.metadata_value(&format!("tokenizer.ggml.{key}")).and_then(GgufValue::as_f64).map(|id| id as u32)
+        };
         let end_ids = ["eos_token_id", "eot_token_id", "eom_token_id"].iter().filter_map(|key| id(key)).collect();
         let bos = id("bos_token_id");
         let bos_to_add = bos.filter(|_| vocabulary.adds_bos());

@@ -197,6 +197,27 @@ impl GgufValue {
         }
     }
 
+    /// Value of a number.
+    pub fn as_f64(&self) -> Option<f64> {
+        match self {
+            Self::Scalar(GgufScalar::F32(number)) => Some(f64::from(*number)),
+            Self::Scalar(GgufScalar::F64(number)) => Some(*number),
+            Self::Scalar(GgufScalar::I8(number)) => Some(f64::from(*number)),
+            Self::Scalar(GgufScalar::I16(number)) => Some(f64::from(*number)),
+            Self::Scalar(GgufScalar::I32(number)) => Some(f64::from(*number)),
+            Self::Scalar(GgufScalar::I64(number)) => Some(*number as f64),
+            other => other.as_u64().map(|number| number as f64),
+        }
+    }
+
+    /// Truth value.
+    pub fn as_bool(&self) -> Option<bool> {
+        match self {
+            Self::Scalar(GgufScalar::Bool(value)) => Some(*value),
+            _ => None,
+        }
+    }
+
     /// Value of a string.
     pub fn as_str(&self) -> Option<&str> {
         match self {

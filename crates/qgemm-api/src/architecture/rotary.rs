@@ -1,11 +1,12 @@
 //! Rotary embedding of a model, by its settings.
 
-use qgemm_api::{Buffer, Context, Rotary, RotaryScaling};
+use qgemm_hal::RotaryPairs;
 
-use crate::architecture::{Architecture, RotaryPairs};
+use super::Architecture;
+use super::hyperparameters::Hyperparameters;
+use super::settings::{Key, Settings};
 use crate::error::Error;
-use crate::hyperparameters::Hyperparameters;
-use crate::settings::{Key, Settings};
+use crate::kv_append::RotaryScaling;
 
 const DIM: Key = Key { gguf: "rope.dimension_count", config: &[] };
 const SHARE: Key = Key { gguf: "", config: &["/partial_rotary_factor", "/rope_parameters/partial_rotary_factor"] };
@@ -33,21 +34,19 @@ const AMPLITUDE: Key =
     Key { gguf: "", config: &["/rope_scaling/attention_factor", "/rope_parameters/attention_factor"] };
 const GGUF_AMPLITUDE: Key = Key { gguf: "rope.scaling.attn_factor", config: &[] };
 
-/// A rotary embedding: frequencies, or tables of cosines and sines.
-#[derive(Debug)]
-pub struct RotaryEmbedding {
-    /// Its description.
-    pub rotary: Rotary,
-    /// Cosines and sines, f32 `[positions, dim / 2]`, where each pair has a factor of its own.
-    pub tables: Option<[Buffer; 2]>,
-}
-
 /// Rotary settings of a model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RotarySettings {
-    /// The description, with scaling.
-    pub rotary: Rotary,
-    dim: usize,
+    /// Rotated features of a head.
+    pub dim: usize,
+    /// Features that are rotated together.
+    pub pairs: RotaryPairs,
+    /// Frequency base.
+    pub base: f64,
+    /// Frequency scaling.
+    pub scaling: RotaryScaling,
+    /// Factor of rotated features, where it is not that of the scaling.
+    pub amplitude: Option<f32>,
 }
 
 impl RotarySettings {
@@ -65,43 +64,15 @@ impl RotarySettings {
         let dim = settings.count(DIM).or(share).unwrap_or(head_dim);
         let base = settings.number(BASE).unwrap_or(10_000.0);
         let pairs = if settings.is_gguf() { architecture.gguf_rotary } else { RotaryPairs::Neox };
-        let plain = match pairs {
-            RotaryPairs::Neox => Rotary::neox(dim),
-            RotaryPairs::Interleaved => Rotary::interleaved(dim),
-        };
         let scaling = scaling(settings, numbers)?;
-        let mut rotary = plain.base(base).scaling(scaling);
-        if let RotaryScaling::Yarn { factor, .. } = scaling {
-            let stated = settings.number(AMPLITUDE);
-            let multiplied = settings.number(GGUF_AMPLITUDE).map(|by| by * (1.0 + 0.1 * factor.ln()));
-            if let Some(amplitude) = stated.or(multiplied) {
-                rotary = rotary.amplitude(amplitude as f32);
+        let amplitude = match scaling {
+            RotaryScaling::Yarn { factor, .. } => {
+                let multiplied = settings.number(GGUF_AMPLITUDE).map(|by| by * (1.0 + 0.1 * factor.ln()));
+                settings.number(AMPLITUDE).or(multiplied).map(|amplitude| amplitude as f32)
             }
-        }
-        Ok(Self { rotary, dim })
-    }
-
-    /// Pairs of features.
-    pub fn pairs(&self) -> usize {
-        self.dim / 2
-    }
-
-    /// The embedding, whose frequencies are divided by `factors` if there are some, for up to `positions` tokens.
-    ///
-    /// # Errors
-    /// A device error.
-    pub fn embedding(
-        &self,
-        ctx: &Context,
-        factors: Option<&[f32]>,
-        positions: usize,
-    ) -> Result<RotaryEmbedding, Error> {
-        let Some(factors) = factors else { return Ok(RotaryEmbedding { rotary: self.rotary, tables: None }) };
-        let [cos, sin] = self.rotary.cos_and_sin(factors, positions)?;
-        Ok(RotaryEmbedding {
-            rotary: self.rotary.tables(positions),
-            tables: Some([ctx.upload(&cos)?, ctx.upload(&sin)?]),
-        })
+            _ => None,
+        };
+        Ok(Self { dim, pairs, base, scaling, amplitude })
     }
 }
 
@@ -134,8 +105,8 @@ fn scaling(settings: &Settings<'_>, numbers: &Hyperparameters) -> Result<RotaryS
 mod tests {
     use serde_json::{Value, json};
 
+    use super::architecture;
     use super::*;
-    use crate::architecture::architecture;
 
     fn read(changes: &[(&str, Value)]) -> Result<RotarySettings, Error> {
         let mut config = json!({ "model_type": "llama" });
@@ -157,18 +128,24 @@ mod tests {
 
     #[test]
     fn settings_of_a_config() {
-        assert_eq!(read(&[]).expect("read").rotary, Rotary::neox(16));
-        assert_eq!(read(&[("rope_theta", json!(5e5))]).expect("read").rotary, Rotary::neox(16).base(5e5));
-        assert_eq!(read(&[("partial_rotary_factor", json!(0.5))]).expect("read").pairs(), 4);
+        let plain = RotarySettings {
+            dim: 16,
+            pairs: RotaryPairs::Neox,
+            base: 10_000.0,
+            scaling: RotaryScaling::None,
+            amplitude: None,
+        };
+        assert_eq!(read(&[]).expect("read"), plain);
+        assert_eq!(read(&[("rope_theta", json!(5e5))]).expect("read"), RotarySettings { base: 5e5, ..plain });
+        assert_eq!(read(&[("partial_rotary_factor", json!(0.5))]).expect("read").dim, 8);
         let llama3 = json!({ "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
             "original_max_position_embeddings": 8192 });
-        let expected = RotaryScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8192 };
-        let got = read(&[("rope_scaling", llama3)]).expect("read");
-        assert_eq!(got.rotary, Rotary::neox(16).base(10_000.0).scaling(expected));
+        let scaling = RotaryScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8192 };
+        assert_eq!(read(&[("rope_scaling", llama3)]).expect("read"), RotarySettings { scaling, ..plain });
         let yarn = json!({ "type": "yarn", "factor": 4.0, "attention_factor": 1.5 });
-        let expected = RotaryScaling::Yarn { factor: 4.0, fast: 32.0, slow: 1.0, original: 2048 };
-        let got = read(&[("rope_scaling", yarn)]).expect("read");
-        assert_eq!(got.rotary, Rotary::neox(16).scaling(expected).amplitude(1.5));
+        let scaling = RotaryScaling::Yarn { factor: 4.0, fast: 32.0, slow: 1.0, original: 2048 };
+        let expected = RotarySettings { scaling, amplitude: Some(1.5), ..plain };
+        assert_eq!(read(&[("rope_scaling", yarn)]).expect("read"), expected);
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! Hyperparameters of a decoder: sizes, norms, context, window, experts.
 
-use crate::architecture::{Architecture, Experts};
+use super::settings::{Key, Settings};
+use super::sliding_window::SlidingWindow;
+use super::{Architecture, Experts};
 use crate::error::Error;
-use crate::settings::{Key, Settings};
-use crate::sliding_window::SlidingWindow;
 
 /// Layers.
 pub const LAYERS: Key = Key { gguf: "block_count", config: &["/num_hidden_layers"] };
@@ -149,8 +149,8 @@ fn experts(settings: &Settings<'_>, architecture: &Architecture, dense: usize) -
 mod tests {
     use serde_json::json;
 
+    use super::architecture;
     use super::*;
-    use crate::architecture::architecture;
 
     fn read(name: &str, changes: &[(&str, serde_json::Value)]) -> Result<Hyperparameters, Error> {
         let mut config = json!({

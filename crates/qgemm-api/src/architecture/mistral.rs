@@ -1,7 +1,9 @@
 //! Mistral: Llama with a sliding window in its first version.
 
+use qgemm_hal::RotaryPairs;
+
 use super::names::HUGGING_FACE;
-use super::{Architecture, Experts, RotaryPairs, Window};
+use super::{Architecture, Experts, Window};
 
 /// The architecture. GGUF files call it `llama`.
 pub static MISTRAL: Architecture = Architecture {

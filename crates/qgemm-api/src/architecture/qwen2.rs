@@ -1,7 +1,9 @@
 //! Qwen2 and Qwen2.5: query, key and value have a bias.
 
+use qgemm_hal::RotaryPairs;
+
 use super::names::HUGGING_FACE;
-use super::{Architecture, Experts, RotaryPairs, Window};
+use super::{Architecture, Experts, Window};
 
 /// The architecture.
 pub static QWEN2: Architecture = Architecture {

@@ -1,7 +1,9 @@
 //! Qwen3 with layers of experts, as Qwen3-30B-A3B.
 
+use qgemm_hal::RotaryPairs;
+
 use super::names::HUGGING_FACE;
-use super::{Architecture, Experts, RotaryPairs, Window};
+use super::{Architecture, Experts, Window};
 
 /// The architecture.
 pub static QWEN3_MOE: Architecture = Architecture {

@@ -1,8 +1,10 @@
 //! Llama 1 to 3, SmolLM2, TinyLlama and others of their form.
 //! In GGUF files also Mistral and Mixtral.
 
+use qgemm_hal::RotaryPairs;
+
 use super::names::HUGGING_FACE;
-use super::{Architecture, Experts, RotaryPairs, Window};
+use super::{Architecture, Experts, Window};
 
 /// The architecture. Converters to GGUF permute rows of Q and K,
 /// so rotary pairs are interleaved there.

@@ -1,8 +1,8 @@
 //! Sliding window of attention, and which layers have it.
 
-use crate::architecture::{Architecture, Window};
+use super::settings::{Key, Settings};
+use super::{Architecture, Window};
 use crate::error::Error;
-use crate::settings::{Key, Settings};
 
 const KEYS: Key = Key { gguf: "attention.sliding_window", config: &["/sliding_window"] };
 const USED: Key = Key { gguf: "attention.use_sliding_window", config: &["/use_sliding_window"] };
@@ -74,8 +74,8 @@ fn listed(settings: &Settings<'_>, types: &[&str], layers: usize) -> Result<Vec<
 mod tests {
     use serde_json::{Value, json};
 
+    use super::architecture;
     use super::*;
-    use crate::architecture::architecture;
 
     fn read(name: &str, config: Value) -> Result<Vec<Option<usize>>, Error> {
         let window = SlidingWindow::read(&Settings::Config(config), architecture(name)?, 4)?;

@@ -1,14 +1,32 @@
-//! Architectures as data: one file each.
+//! Architectures as data: one file each, and the settings that a model states.
 
+mod decoder;
+mod encoder;
+mod encoder_names;
+mod hyperparameters;
 mod llama;
 mod mistral;
 mod mixtral;
 mod names;
+mod network;
 mod qwen2;
 mod qwen3;
 mod qwen3moe;
+mod rotary;
+mod settings;
+mod sliding_window;
 
-pub use names::TensorNames;
+pub use encoder::EncoderNumbers;
+pub use encoder_names::{EncoderNames, GGUF as GGUF_ENCODER, HUGGING_FACE as HUGGING_FACE_ENCODER};
+pub use hyperparameters::{ExpertNumbers, Hyperparameters};
+pub use network::Network;
+pub use settings::{Key, Settings};
+
+pub(crate) use names::TensorNames;
+pub(crate) use network::{ExpertTensors, FeedForward, LayerTensors, Matrix, NormTensors, fingerprint};
+pub(crate) use rotary::RotarySettings;
+
+use qgemm_hal::RotaryPairs;
 
 use crate::error::Error;
 
@@ -38,15 +56,6 @@ impl Architecture {
     pub fn names(&self, is_gguf: bool) -> &'static TensorNames {
         if is_gguf { &names::GGUF } else { self.names }
     }
-}
-
-/// Features that are rotated together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RotaryPairs {
-    /// `(i, i + dim / 2)`.
-    Neox,
-    /// `(2i, 2i + 1)`.
-    Interleaved,
 }
 
 /// Use of `sliding_window`.
@@ -99,26 +108,25 @@ const UNSERVED: &[(&[&str], &str)] = &[
     (&["t5", "whisper", "bart"], "cross-attention"),
 ];
 
-/// Encoders that run, as `Encoder`.
+/// Encoders that run.
 pub const ENCODERS: [&str; 1] = ["bert"];
+
+/// Every architecture of a plan.
+pub(crate) const NAMES: &[&str] = &["llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3moe", "bert"];
 
 /// The decoder called `name`.
 ///
 /// # Errors
-/// [`Error::IsEncoder`]; [`Error::UnservedArchitecture`] with the missing operation; [`Error::UnknownArchitecture`].
-pub fn architecture(name: &str) -> Result<&'static Architecture, Error> {
-    if let Some(found) =
-        SERVED.into_iter().find(|architecture| [architecture.name, architecture.model_type].contains(&name))
-    {
+/// [`Error::UnservedArchitecture`] with the missing operation; [`Error::UnknownArchitecture`].
+pub(crate) fn architecture(name: &str) -> Result<&'static Architecture, Error> {
+    let is_called = |architecture: &&Architecture| [architecture.name, architecture.model_type].contains(&name);
+    if let Some(found) = SERVED.into_iter().find(is_called) {
         return Ok(found);
     }
-    if ENCODERS.contains(&name) {
-        return Err(Error::IsEncoder { name: name.to_owned() });
-    }
-    let (name, served) = (name.to_owned(), SERVED.iter().map(|architecture| architecture.name).collect());
-    match UNSERVED.iter().find(|(names, _)| names.contains(&name.as_str())) {
-        Some(&(_, missing)) => Err(Error::UnservedArchitecture { name, missing, served }),
-        None => Err(Error::UnknownArchitecture { name, served }),
+    let (architecture, served) = (name.to_owned(), NAMES);
+    match UNSERVED.iter().find(|(names, _)| names.contains(&name)) {
+        Some(&(_, missing)) => Err(Error::UnservedArchitecture { architecture, missing, served }),
+        None => Err(Error::UnknownArchitecture { architecture, served }),
     }
 }
 
@@ -132,12 +140,7 @@ mod tests {
         assert_eq!(architecture("qwen3_moe").expect("served").name, "qwen3moe");
         let moe = architecture("qwen2_moe").expect_err("not served").to_string();
         assert!(moe.starts_with("architecture `qwen2_moe`: needs a shared expert"), "{moe}");
-        assert!(matches!(architecture("bert"), Err(Error::IsEncoder { .. })));
-        let text = architecture("abc").expect_err("unknown").to_string();
-        assert_eq!(
-            text,
-            "architecture `abc`: unknown (qgemm-model runs llama, mistral, mixtral, qwen2, qwen3, qwen3moe)"
-        );
+        assert!(matches!(architecture("abc"), Err(Error::UnknownArchitecture { .. })));
     }
 
     #[test]
@@ -145,5 +148,7 @@ mod tests {
         let unserved = || UNSERVED.iter().flat_map(|(names, _)| names.iter());
         assert!(unserved().all(|name| SERVED.iter().all(|served| ![served.name, served.model_type].contains(name))));
         assert_eq!(unserved().collect::<std::collections::BTreeSet<_>>().len(), unserved().count());
+        let names = SERVED.iter().map(|served| served.name).chain(ENCODERS);
+        assert!(names.eq(NAMES.iter().copied()));
     }
 }

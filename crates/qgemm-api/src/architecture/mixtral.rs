@@ -1,7 +1,9 @@
 //! Mixtral: Mistral with layers of experts.
 
+use qgemm_hal::RotaryPairs;
+
 use super::names::MIXTRAL as NAMES;
-use super::{Architecture, Experts, RotaryPairs, Window};
+use super::{Architecture, Experts, Window};
 
 /// The architecture. GGUF files call it `llama`.
 pub static MIXTRAL: Architecture = Architecture {

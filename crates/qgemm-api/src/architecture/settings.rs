@@ -2,11 +2,12 @@
 
 use std::path::Path;
 
-use qgemm_api::gguf::{GgufScalar, GgufValue};
-use qgemm_api::{Model, model_files, strict_json};
+use qgemm_formats::model::gguf::GgufValue;
+use qgemm_formats::model::{Model, strict_json};
 use serde_json::Value;
 
 use crate::error::Error;
+use crate::model::config_of;
 
 /// Where hyperparameters stand.
 pub enum Settings<'m> {
@@ -36,13 +37,16 @@ impl<'m> Settings<'m> {
     /// # Errors
     /// When there are none.
     pub fn read(model: &'m Model, path: &Path) -> Result<Self, Error> {
-        match metadata(model, "general.architecture").and_then(GgufValue::as_str) {
-            Some(architecture) => Ok(Self::Gguf { model, architecture: architecture.to_owned() }),
-            None => match json_beside(path, "config.json")? {
-                Some(config) => Ok(Self::Config(config)),
-                None => Err(Error::MissingSetting { name: "config.json".into() }),
-            },
+        if !model.metadata().is_empty() {
+            let architecture = model.metadata_value("general.architecture").and_then(GgufValue::as_str);
+            return Ok(Self::Gguf { model, architecture: architecture.unwrap_or_default().to_owned() });
         }
+        let Some(config) = config_of(path)? else {
+            return Err(Error::MissingSetting { name: "config.json".into() });
+        };
+        let parsed = serde_json::from_str(&strict_json(&config.contents));
+        let unreadable = |error| Error::IncompleteModel { what: format!("{}: {error}", config.name) };
+        parsed.map(Self::Config).map_err(unreadable)
     }
 
     /// Name of the architecture.
@@ -61,7 +65,7 @@ impl<'m> Settings<'m> {
     /// A number.
     pub fn number(&self, key: Key) -> Option<f64> {
         match self {
-            Self::Gguf { .. } => number_of(self.gguf(key)?),
+            Self::Gguf { .. } => self.gguf(key)?.as_f64(),
             Self::Config(config) => key.config.iter().find_map(|pointer| config.pointer(pointer)?.as_f64()),
         }
     }
@@ -82,10 +86,7 @@ impl<'m> Settings<'m> {
     /// A truth value.
     pub fn flag(&self, key: Key) -> Option<bool> {
         match self {
-            Self::Gguf { .. } => match self.gguf(key)? {
-                GgufValue::Scalar(GgufScalar::Bool(value)) => Some(*value),
-                _ => None,
-            },
+            Self::Gguf { .. } => self.gguf(key)?.as_bool(),
             Self::Config(config) => key.config.iter().find_map(|pointer| config.pointer(pointer)?.as_bool()),
         }
     }
@@ -115,47 +116,8 @@ impl<'m> Settings<'m> {
 
     fn gguf(&self, key: Key) -> Option<&'m GgufValue> {
         match self {
-            Self::Gguf { model, architecture } => metadata(model, &format!("{architecture}.{}", key.gguf)),
+            Self::Gguf { model, architecture } => model.metadata_value(&format!("{architecture}.{}", key.gguf)),
             Self::Config(_) => None,
         }
     }
-}
-
-/// A metadata value of a GGUF file.
-pub fn metadata<'m>(model: &'m Model, key: &str) -> Option<&'m GgufValue> {
-    model.metadata().iter().find(|(name, _)| name == key).map(|(_, value)| value)
-}
-
-/// A metadata value as a number.
-pub fn number_of(value: &GgufValue) -> Option<f64> {
-    match value {
-        GgufValue::Scalar(GgufScalar::F32(number)) => Some(f64::from(*number)),
-        GgufValue::Scalar(GgufScalar::F64(number)) => Some(*number),
-        other => other.as_u64().map(|number| number as f64),
-    }
-}
-
-/// The text of the file `name` in the folder of the model at `path`, if there is one.
-///
-/// # Errors
-/// [`Error::Io`], and when the model's files are not found.
-pub fn text_beside(path: &Path, name: &str) -> Result<Option<String>, Error> {
-    let files = model_files(path)?;
-    let Some(folder) = files.first().and_then(|file| file.parent()) else { return Ok(None) };
-    let path = folder.join(name);
-    match std::fs::read_to_string(&path) {
-        Ok(text) => Ok(Some(text)),
-        Err(source) if source.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(Error::Io { path, source }),
-    }
-}
-
-/// The JSON of the file `name` in the folder of the model at `path`, if there is one.
-///
-/// # Errors
-/// As [`text_beside`]; [`Error::Json`].
-pub fn json_beside(path: &Path, name: &str) -> Result<Option<Value>, Error> {
-    let Some(text) = text_beside(path, name)? else { return Ok(None) };
-    let parsed = serde_json::from_str(&strict_json(&text));
-    parsed.map(Some).map_err(|source| Error::Json { path: path.join(name), source })
 }

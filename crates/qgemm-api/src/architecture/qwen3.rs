@@ -1,7 +1,9 @@
 //! Qwen3: heads of queries and keys are normalized.
 
+use qgemm_hal::RotaryPairs;
+
 use super::names::HUGGING_FACE;
-use super::{Architecture, Experts, RotaryPairs, Window};
+use super::{Architecture, Experts, Window};
 
 /// The architecture.
 pub static QWEN3: Architecture = Architecture {

@@ -1,0 +1,148 @@
+//! Decoders of Llama's kind: their tensors by the names of an [`Architecture`].
+
+use qgemm_formats::model::Model;
+use qgemm_hal::Activation;
+
+use super::hyperparameters::{ExpertNumbers, Hyperparameters};
+use super::network::{
+    ExpertTensors, FeedForward, Heads, LayerTensors, Network, Reader, WeightBytes, fingerprint, incomplete,
+};
+use super::rotary::RotarySettings;
+use super::settings::Settings;
+use super::{Architecture, TensorNames};
+use crate::error::Error;
+
+/// Reads a decoder.
+///
+/// # Errors
+/// As [`Network::read`].
+pub(super) fn decoder(
+    model: &Model,
+    settings: &Settings<'_>,
+    architecture: &'static Architecture,
+) -> Result<Network, Error> {
+    let names = architecture.names(settings.is_gguf());
+    let numbers = Hyperparameters::read(settings, architecture)?;
+    let rotary = match RotarySettings::read(settings, architecture, &numbers) {
+        Ok(rotary) => Ok(rotary),
+        Err(Error::UnservedSetting { name, got, expected }) => {
+            Err(format!("`{name}` is {got}: the library has {expected}"))
+        }
+        Err(error) => return Err(error),
+    };
+    let mut loader = Decoder { reader: Reader::new(model, architecture.name), architecture, names, numbers: &numbers };
+    let layers = (0..numbers.layers).map(|layer| loader.layer(layer)).collect::<Result<Vec<_>, _>>()?;
+    let reader = &mut loader.reader;
+    let outer_norm = reader.norm(names.output_norm, numbers.hidden)?;
+    let embedding = reader.table(names.embedding, numbers.hidden)?;
+    let head = match reader.has(names.head) {
+        true => reader.matrix(names.head.to_owned(), "head", [embedding.n, numbers.hidden])?,
+        // A tied head is the embedding, which the step reads as a weight then.
+        false => reader.matrix(names.embedding.to_owned(), "embedding", [embedding.n, numbers.hidden])?,
+    };
+    let rotary_factors = match (&rotary, reader.has(names.rotary_factors)) {
+        (Ok(rotary), true) => Some(reader.vector(names.rotary_factors, rotary.dim / 2)?.0),
+        _ => None,
+    };
+    let idle = numbers.experts.map_or(0.0, |experts| 1.0 - experts.per_token as f64 / experts.count as f64);
+    let weight_bytes = WeightBytes { idle, ..reader.finish()? };
+    Ok(Network {
+        architecture: architecture.name,
+        layers,
+        embedding: Some(embedding),
+        head: Some(head),
+        pre_norm: true,
+        activation: Activation::Silu,
+        heads: Heads { heads: numbers.heads, kv_heads: numbers.kv_heads, head_dim: numbers.head_dim },
+        rotary: Some(rotary),
+        rotary_factors,
+        eps: numbers.eps,
+        outer_norm,
+        context: Some(numbers.context),
+        numbers: Some(numbers),
+        fingerprint: fingerprint(model),
+        weight_bytes,
+    })
+}
+
+/// Reads the layers of a decoder.
+struct Decoder<'a> {
+    reader: Reader<'a>,
+    architecture: &'static Architecture,
+    names: &'static TensorNames,
+    numbers: &'a Hyperparameters,
+}
+
+impl Decoder<'_> {
+    fn layer(&mut self, index: usize) -> Result<LayerTensors, Error> {
+        let names = self.names;
+        let &Hyperparameters { hidden, heads, kv_heads, head_dim, .. } = self.numbers;
+        let name = |part: &str| format!("{}{index}.{part}", names.layer);
+        let mut qkv = Vec::new();
+        for (part, heads) in names.qkv.into_iter().zip([heads, kv_heads, kv_heads]) {
+            let matrix = self.reader.matrix(name(part), part, [heads * head_dim, hidden])?;
+            if matrix.bias.is_none() && self.architecture.qkv_bias {
+                self.reader.model.info(&format!("{}.bias", name(part)))?;
+            }
+            qkv.push(matrix);
+        }
+        let Ok([q, k, v]) = <[_; 3]>::try_from(qkv) else { unreachable!("three names") };
+        let head_norms = match self.architecture.head_norms {
+            true => {
+                let [q, k] = names.head_norms.map(|part| self.reader.norm(&name(part), head_dim));
+                Some([q?, k?])
+            }
+            false => None,
+        };
+        let norms = [names.attention_norm, names.ffn_norm].map(|part| self.reader.norm(&name(part), hidden));
+        let [before_attention, before_feed_forward] = norms;
+        Ok(LayerTensors {
+            q,
+            k,
+            v,
+            o: self.matrix(index, names.attention_output, [hidden, heads * head_dim])?,
+            norms: [before_attention?, before_feed_forward?],
+            head_norms,
+            window: self.numbers.window_of(index),
+            feed_forward: self.feed_forward(index)?,
+        })
+    }
+
+    fn matrix(&mut self, layer: usize, part: &'static str, shape: [usize; 2]) -> Result<super::network::Matrix, Error> {
+        self.reader.matrix(format!("{}{layer}.{part}", self.names.layer), part, shape)
+    }
+
+    /// Feed-forward part of a layer. It has experts if it has a router.
+    fn feed_forward(&mut self, layer: usize) -> Result<FeedForward, Error> {
+        let (names, &Hyperparameters { hidden, intermediate, .. }) = (self.names, self.numbers);
+        let router = format!("{}{layer}.{}", names.layer, names.experts.router);
+        match (self.reader.has(&router), self.numbers.experts) {
+            (true, Some(experts)) => self.experts(layer, experts),
+            (true, None) => Err(incomplete(format!("`{router}` stands for experts, and their number is missing"))),
+            (false, _) => Ok(FeedForward::Dense {
+                gate: Some(self.matrix(layer, names.gate, [intermediate, hidden])?),
+                up: self.matrix(layer, names.up, [intermediate, hidden])?,
+                down: self.matrix(layer, names.down, [hidden, intermediate])?,
+            }),
+        }
+    }
+
+    fn experts(&mut self, layer: usize, numbers: ExpertNumbers) -> Result<FeedForward, Error> {
+        let ExpertNumbers { count, per_token, intermediate, renormalized } = numbers;
+        let (names, hidden) = (&self.names.experts, self.numbers.hidden);
+        if per_token > count {
+            return Err(incomplete(format!("{per_token} experts a token: expected 1 to {count}")));
+        }
+        let name = |part: &str| format!("{}{layer}.{part}", self.names.layer);
+        let (gate, up, down) = (name(names.gate), name(names.up), name(names.down));
+        Ok(FeedForward::Experts(Box::new(ExpertTensors {
+            router: self.matrix(layer, names.router, [count, hidden])?,
+            gate: self.reader.experts(&gate, names.gate, count, [intermediate, hidden])?,
+            up: self.reader.experts(&up, names.up, count, [intermediate, hidden])?,
+            down: self.reader.experts(&down, names.down, count, [hidden, intermediate])?,
+            experts: count,
+            top_k: per_token,
+            renormalized,
+        })))
+    }
+}

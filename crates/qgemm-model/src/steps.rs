@@ -1,0 +1,200 @@
+//! [`Steps`]: plans of a decoder's steps, in one memory.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use qgemm_api::{
+    Context, KvFormat, LoadedPlan, Model, Network, PlanArena, PlanOptions, PlanWeights, StepGraph, Stream,
+};
+
+use crate::error::Error;
+use crate::language_model::LanguageModel;
+use crate::precision::Precision;
+use crate::sampler::{Draw, Sampled, Sampler};
+
+/// Most shapes whose plans are kept.
+const KEPT_SHAPES: usize = 64;
+/// Bounds of keys are powers of two from here on, so that a growing session meets few plans.
+const LEAST_KEYS: usize = 256;
+
+/// Sizes of a paged cache.
+#[derive(Clone, Copy, Debug)]
+pub struct CacheSize {
+    /// Pages.
+    pub pages: usize,
+    /// Tokens of a page.
+    pub page_size: usize,
+    /// Tokens that one session may have.
+    pub context: usize,
+    /// Format of keys and values.
+    pub format: KvFormat,
+}
+
+/// New tokens of one session.
+pub struct Sequence<'a> {
+    /// The new tokens.
+    pub ids: &'a [u32],
+    /// Tokens in the cache after the step.
+    pub length: usize,
+    /// Pages of the session.
+    pub pages: &'a [u32],
+    /// The token to sample after the last one, if it is wanted.
+    pub draw: Option<Draw<'a>>,
+}
+
+/// Steps of a decoder with its cache.
+pub struct Steps {
+    ctx: Context,
+    model: Arc<Model>,
+    network: Arc<Network>,
+    weights: Arc<PlanWeights>,
+    precision: Precision,
+    size: CacheSize,
+    /// Cache and activations, in the form of the plan that ran last.
+    arena: PlanArena,
+    plans: HashMap<Shape, Step>,
+    sampler: Sampler,
+}
+
+/// Key of a step's plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Shape {
+    sequences: usize,
+    /// New tokens of each sequence.
+    tokens: usize,
+    /// Bound for the keys of a sequence.
+    keys: usize,
+}
+
+impl Shape {
+    /// Whether a sequence repeats the step with its next token.
+    fn decodes(&self) -> bool {
+        self.tokens == 1
+    }
+}
+
+/// Plan of a shape.
+struct Step {
+    plan: Arc<LoadedPlan>,
+    /// Replaces the plan's launches, from the second run on.
+    graph: Option<StepGraph>,
+    runs: usize,
+}
+
+impl Steps {
+    /// Plans and memory for steps of up to `tokens` tokens of one sequence, or a token each of
+    /// `sequences`.
+    ///
+    /// # Errors
+    /// When a step cannot be planned; a device error such as exhausted memory.
+    pub fn new(model: &LanguageModel, size: CacheSize, tokens: usize, sequences: usize) -> Result<Self, Error> {
+        let ctx = model.context().clone();
+        let (host, network) = (Arc::clone(model.host()), Arc::clone(model.network()));
+        let (weights, precision) = (Arc::clone(model.weights()), model.precision());
+        let plan = |sequences, tokens| {
+            let shape = Shape { sequences, tokens, keys: size.context };
+            ctx.load_exec_plan(ctx.plan_network(&network, &options(shape, size, precision))?, &host)
+        };
+        let (prompt, decode) = (plan(1, tokens.min(size.context))?, plan(sequences, 1)?);
+        let arena = prompt.arena_beside(&[&decode])?;
+        let weights = Arc::new(decode.load_more_weights(&host, &weights)?);
+        let sampler = Sampler::new(&ctx, sequences, model.vocabulary())?;
+        let plans = HashMap::new();
+        drop((prompt, decode));
+        Ok(Self { model: host, ctx, network, weights, precision, size, arena, plans, sampler })
+    }
+
+    /// Runs a step of sequences with as many new tokens each. Returns the token of each
+    /// sequence that draws one, in order.
+    ///
+    /// # Errors
+    /// A device error, after which the cache's new tokens are undefined; a step may be repeated.
+    pub fn run(&mut self, sequences: &[Sequence<'_>]) -> Result<Vec<Result<Sampled, Error>>, Error> {
+        let shape = self.shape(sequences);
+        if !self.plans.contains_key(&shape) {
+            if self.plans.len() >= KEPT_SHAPES {
+                self.plans.clear();
+            }
+            let step = self.plan(shape)?;
+            self.plans.insert(shape, step);
+        }
+        let stream = self.ctx.default_stream();
+        self.enter(&stream, shape)?;
+        self.upload(shape, sequences)?;
+        self.launch(&stream, shape)?;
+        let draws: Vec<Draw<'_>> = sequences.iter().filter_map(|sequence| sequence.draw).collect();
+        match draws.len() {
+            0 => Ok(Vec::new()),
+            _ => self.sampler.sample(&stream, self.arena.region("logits")?, &draws),
+        }
+    }
+
+    fn shape(&self, sequences: &[Sequence<'_>]) -> Shape {
+        let tokens = sequences.first().map_or(0, |sequence| sequence.ids.len());
+        debug_assert!(sequences.iter().all(|sequence| sequence.ids.len() == tokens), "{tokens} new tokens each");
+        let keys = sequences.iter().map(|sequence| sequence.length).max().unwrap_or(0);
+        let keys = keys.next_power_of_two().max(LEAST_KEYS).min(self.size.context);
+        Shape { sequences: sequences.len(), tokens, keys }
+    }
+
+    fn plan(&mut self, shape: Shape) -> Result<Step, Error> {
+        let plan = self.ctx.plan_network(&self.network, &options(shape, self.size, self.precision))?;
+        let plan = self.ctx.load_exec_plan(plan, &self.model)?;
+        plan.prepare()?;
+        // Another choice of kernels may take other weights together.
+        self.weights = Arc::new(plan.load_more_weights(&self.model, &self.weights)?);
+        Ok(Step { plan: Arc::new(plan), graph: None, runs: 0 })
+    }
+
+    /// Gives the memory the form of a shape's plan. Memory that is too short is replaced.
+    fn enter(&mut self, stream: &Stream, shape: Shape) -> Result<(), Error> {
+        let plan = &self.plans[&shape].plan;
+        match plan.enter(stream, &mut self.arena) {
+            Err(qgemm_api::Error::BufferTooShort { .. }) => {
+                let mut longer = plan.arena()?;
+                longer.copy_caches(&self.ctx, &self.arena)?;
+                self.arena = longer;
+                self.plans.values_mut().for_each(|step| step.graph = None);
+                Ok(())
+            }
+            entered => Ok(entered?),
+        }
+    }
+
+    /// Uploads ids, lengths and the block table.
+    fn upload(&mut self, shape: Shape, sequences: &[Sequence<'_>]) -> Result<(), Error> {
+        let width = shape.keys.div_ceil(self.size.page_size);
+        let mut table = vec![0u32; sequences.len() * width];
+        for (sequence, row) in sequences.iter().zip(table.chunks_mut(width)) {
+            row[..sequence.pages.len()].copy_from_slice(sequence.pages);
+        }
+        let ids: Vec<u32> = sequences.iter().flat_map(|sequence| sequence.ids).copied().collect();
+        let lengths: Vec<u32> = sequences.iter().map(|sequence| sequence.length as u32).collect();
+        for (region, words) in [("tokens", &ids), ("kv_lengths", &lengths), ("block_table", &table)] {
+            self.ctx.upload_into(words, self.arena.region_mut(region)?)?;
+        }
+        Ok(())
+    }
+
+    /// Submits the step. One that decodes is captured as a graph when it comes again.
+    fn launch(&mut self, stream: &Stream, shape: Shape) -> Result<(), Error> {
+        let Self { plans, arena, weights, .. } = self;
+        let Some(Step { plan, graph, runs }) = plans.get_mut(&shape) else { unreachable!("it was planned") };
+        *runs += 1;
+        if graph.is_none() && *runs == 2 && shape.decodes() {
+            *graph = plan.capture(stream, arena, weights)?;
+        }
+        match graph {
+            Some(graph) => Ok(graph.replay(stream, arena)?),
+            None => Ok(plan.step(stream, arena, weights)?),
+        }
+    }
+}
+
+fn options(shape: Shape, size: CacheSize, precision: Precision) -> PlanOptions {
+    let mut options = PlanOptions::new(shape.sequences * shape.tokens);
+    (options.sequences, options.context) = (Some(shape.sequences), Some(shape.keys));
+    (options.kv_format, options.page_size, options.pages) = (Some(size.format), Some(size.page_size), Some(size.pages));
+    precision.state(&mut options);
+    options
+}
