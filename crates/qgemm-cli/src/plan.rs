@@ -15,7 +15,7 @@ use crate::{out, text_file};
 #[derive(clap::Args)]
 pub struct Args {
     /// A GGUF or safetensors model of the architectures llama, mistral,
-    /// qwen2, qwen3, qwen3moe or bert.
+    /// mixtral, qwen2, qwen3, qwen3moe or bert.
     model: PathBuf,
     /// Tokens of a step.
     #[arg(long)]

@@ -53,6 +53,10 @@ impl CudaDevice {
     }
 }
 
+/// Longest pageable memory that the driver stages when it is copied to
+/// a device (CUDA driver API, synchronization behaviour of copies).
+const STAGED_BYTES: usize = 64 << 10;
+
 impl Device for CudaDevice {
     fn info(&self) -> &DeviceInfo {
         &self.gpu.chip().info
@@ -83,6 +87,23 @@ impl Device for CudaDevice {
         let copied = unsafe { result::memcpy_htod_async(address, src, stream.handle()) };
         self.gpu.context().check("cuMemcpyHtoDAsync", copied)?;
         stream.synchronize()
+    }
+
+    fn enqueue_upload(&self, stream: &Stream, src: &[u8], dst: BufferMut<'_>) -> Result<(), HalError> {
+        if src.len() > STAGED_BYTES || src.is_empty() {
+            return self.upload(stream, src, dst);
+        }
+        let stream = CudaStream::of(self.id(), stream)?;
+        check_fits("upload", 0..src.len(), dst.view().len())?;
+        let address = device_address(self.id(), dst.view(), "the destination")?;
+        self.gpu.context().bind()?;
+        // The caller's memory may be pinned, which the driver reads
+        // later.
+        let pageable = src.to_vec();
+        // SAFETY: the destination is on this device and at least as
+        // long as the source, which the driver has read on return.
+        let copied = unsafe { result::memcpy_htod_async(address, &pageable, stream.handle()) };
+        self.gpu.context().check("cuMemcpyHtoDAsync", copied)
     }
 
     fn download(&self, stream: &Stream, src: BufferRef<'_>, dst: &mut [u8]) -> Result<(), HalError> {

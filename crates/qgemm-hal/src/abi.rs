@@ -346,7 +346,8 @@ abi_struct! {
         pub firsts: u64,
         /// Element types, four bits each, lowest first: gamma, outputs 2
         /// to 4. Bit 16: X is normalized. Bits 17 to 19:
-        /// rows of outputs 2 to 4 are 16-byte aligned.
+        /// rows of outputs 2 to 4 are 16-byte aligned. Bit 20:
+        /// X is f32, whatever type is multiplied.
         pub types: u32,
         /// Epsilon, added to the mean of squares.
         pub eps: f32,

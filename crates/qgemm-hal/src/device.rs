@@ -41,6 +41,15 @@ pub trait Device: Any + Send + Sync + fmt::Debug {
     /// [`HalError::OutOfBounds`], [`HalError::WrongDevice`] or a driver error.
     fn upload(&self, stream: &Stream, src: &[u8], dst: BufferMut<'_>) -> Result<(), HalError>;
 
+    /// As [`Device::upload`], for work of `stream` alone. A device may
+    /// return before the copy is done.
+    ///
+    /// # Errors
+    /// As [`Device::upload`].
+    fn enqueue_upload(&self, stream: &Stream, src: &[u8], dst: BufferMut<'_>) -> Result<(), HalError> {
+        self.upload(stream, src, dst)
+    }
+
     /// Waits for the stream, then copies the first
     /// `dst.len()` bytes of `src`.
     ///

@@ -105,14 +105,21 @@ pub struct Sampler {
     vocabulary: usize,
     parameters: Buffer,
     lengths: Buffer,
-    ids: Buffer,
-    status: Buffer,
+    /// Status of each row, then its id: one download.
+    results: Buffer,
+    rows: usize,
     log_probabilities: Buffer,
     alternative_ids: Buffer,
     alternatives: Buffer,
     /// Earlier tokens, if a session has a repetition penalty.
     earlier: Option<Buffer>,
     workspace: Workspace,
+}
+
+/// A sampling whose parameters are on the device.
+pub struct Prepared {
+    plan: SamplingPlan,
+    wanted: Wanted,
 }
 
 /// Requirements of all draws of a step.
@@ -145,14 +152,25 @@ impl Sampler {
             vocabulary,
             parameters: words(SamplingParameters::WORDS)?,
             lengths: words(1)?,
-            ids: words(1)?,
-            status: words(STATUS_BYTES / 4)?,
+            results: words(STATUS_BYTES / 4 + 1)?,
+            rows,
             log_probabilities: numbers(1)?,
             alternative_ids: words(MOST_ALTERNATIVES)?,
             alternatives: numbers(MOST_ALTERNATIVES)?,
             earlier: None,
             workspace: ctx.workspace(0)?,
         })
+    }
+
+    /// Uploads the parameters of `draws`, before the work that makes their logits.
+    ///
+    /// # Errors
+    /// A device error.
+    pub fn prepare(&mut self, stream: &Stream, draws: &[Draw<'_>]) -> Result<Prepared, Error> {
+        let wanted = Wanted::of(draws);
+        let plan = self.plan(draws.len(), wanted)?;
+        self.upload(stream, draws, wanted)?;
+        Ok(Prepared { plan, wanted })
     }
 
     /// Samples a token from each row of `logits`, `[draws, vocabulary]` in f32. A row that has none fails alone.
@@ -164,11 +182,12 @@ impl Sampler {
         stream: &Stream,
         logits: BufferRef<'_>,
         draws: &[Draw<'_>],
+        Prepared { plan, wanted }: Prepared,
     ) -> Result<Vec<Result<Sampled, Error>>, Error> {
-        let wanted = Wanted::of(draws);
-        let plan = self.plan(draws.len(), wanted)?;
-        self.upload(draws, wanted)?;
-        let mut args = SamplingArgs::new(logits, &self.parameters, &mut self.ids, &mut self.status);
+        let status = 0..self.rows * STATUS_BYTES;
+        let ids = status.end..status.end + self.rows * 4;
+        let (_, [status, ids]) = self.results.parts([], [status, ids])?;
+        let mut args = SamplingArgs::new(logits, &self.parameters, ids, status);
         if let Some(earlier) = self.earlier.as_ref().filter(|_| wanted.capacity.is_some()) {
             args = args.earlier(earlier, &self.lengths).workspace(&mut self.workspace);
         }
@@ -179,7 +198,7 @@ impl Sampler {
             }
         }
         plan.run(stream, args)?;
-        self.download(&plan, draws, wanted)
+        self.download(draws, wanted)
     }
 
     /// Plan of the rows. Memory grows with it.
@@ -198,9 +217,9 @@ impl Sampler {
         Ok(plan)
     }
 
-    fn upload(&mut self, draws: &[Draw<'_>], wanted: Wanted) -> Result<(), Error> {
+    fn upload(&mut self, stream: &Stream, draws: &[Draw<'_>], wanted: Wanted) -> Result<(), Error> {
         let words = |draw: &Draw<'_>| draw.sampling.at(draw.earlier.len()).words();
-        self.ctx.upload_into(&draws.iter().flat_map(words).collect::<Vec<u32>>(), &mut self.parameters)?;
+        self.ctx.enqueue_upload(stream, &draws.iter().flat_map(words).collect::<Vec<u32>>(), &mut self.parameters)?;
         let Some(capacity) = wanted.capacity else { return Ok(()) };
         let mut ids = vec![NO_TOKEN; draws.len() * capacity];
         let mut lengths = vec![0u32; draws.len()];
@@ -211,23 +230,19 @@ impl Sampler {
             row[..earlier.len()].copy_from_slice(earlier);
             *length = earlier.len() as u32;
         }
-        self.ctx.upload_into(&lengths, &mut self.lengths)?;
+        self.ctx.enqueue_upload(stream, &lengths, &mut self.lengths)?;
         match &mut self.earlier {
-            Some(buffer) if buffer.len() >= ids.len() * 4 => self.ctx.upload_into(&ids, buffer)?,
+            Some(buffer) if buffer.len() >= ids.len() * 4 => self.ctx.enqueue_upload(stream, &ids, buffer)?,
             _ => self.earlier = Some(self.ctx.upload(&ids)?),
         }
         Ok(())
     }
 
-    fn download(
-        &self,
-        plan: &SamplingPlan,
-        draws: &[Draw<'_>],
-        wanted: Wanted,
-    ) -> Result<Vec<Result<Sampled, Error>>, Error> {
+    fn download(&self, draws: &[Draw<'_>], wanted: Wanted) -> Result<Vec<Result<Sampled, Error>>, Error> {
         let rows = draws.len();
-        let faults = plan.faults(&self.ctx, &self.status)?;
-        let ids: Vec<u32> = self.ctx.download(self.ids.slice(0..rows * 4)?)?;
+        let results: Vec<u32> = self.ctx.download(&self.results)?;
+        let (status, ids) = results.split_at(self.rows * STATUS_BYTES / 4);
+        let faults = SamplingFault::of_rows(&status[..rows * STATUS_BYTES / 4]);
         let (mut own, mut listed): (Vec<f32>, Vec<(u32, f32)>) = (Vec::new(), Vec::new());
         let listed_bytes = wanted.log_probabilities.map_or(0, |count| rows * count * 4);
         if wanted.log_probabilities.is_some() {
@@ -273,7 +288,9 @@ mod tests {
         let logits: Vec<f32> = rows.iter().flat_map(|(logits, ..)| logits.iter().copied()).collect();
         let draws: Vec<Draw<'_>> = rows.iter().map(|(_, sampling, earlier)| Draw { sampling, earlier }).collect();
         let logits = ctx.upload(&logits).expect("memory");
-        sampler.sample(&ctx.default_stream(), logits.view(), &draws).expect("a working device")
+        let stream = ctx.default_stream();
+        let prepared = sampler.prepare(&stream, &draws).expect("a working device");
+        sampler.sample(&stream, logits.view(), &draws, prepared).expect("a working device")
     }
 
     #[test]

@@ -120,13 +120,16 @@ impl Steps {
         }
         let stream = self.ctx.default_stream();
         self.enter(&stream, shape)?;
-        self.upload(shape, sequences)?;
-        self.launch(&stream, shape)?;
+        self.upload(&stream, shape, sequences)?;
         let draws: Vec<Draw<'_>> = sequences.iter().filter_map(|sequence| sequence.draw).collect();
-        match draws.len() {
-            0 => Ok(Vec::new()),
-            _ => self.sampler.sample(&stream, self.arena.region("logits")?, &draws),
+        if draws.is_empty() {
+            self.launch(&stream, shape)?;
+            return Ok(Vec::new());
         }
+        // Uploads wait for nothing as long as the device has no work.
+        let prepared = self.sampler.prepare(&stream, &draws)?;
+        self.launch(&stream, shape)?;
+        self.sampler.sample(&stream, self.arena.region("logits")?, &draws, prepared)
     }
 
     fn shape(&self, sequences: &[Sequence<'_>]) -> Shape {
@@ -162,16 +165,18 @@ impl Steps {
     }
 
     /// Uploads ids, lengths and the block table.
-    fn upload(&mut self, shape: Shape, sequences: &[Sequence<'_>]) -> Result<(), Error> {
+    fn upload(&mut self, stream: &Stream, shape: Shape, sequences: &[Sequence<'_>]) -> Result<(), Error> {
         let width = shape.keys.div_ceil(self.size.page_size);
         let mut table = vec![0u32; sequences.len() * width];
         for (sequence, row) in sequences.iter().zip(table.chunks_mut(width)) {
-            row[..sequence.pages.len()].copy_from_slice(sequence.pages);
+            // A prompt has the pages of all its tokens from the start.
+            let pages = &sequence.pages[..width.min(sequence.pages.len())];
+            row[..pages.len()].copy_from_slice(pages);
         }
         let ids: Vec<u32> = sequences.iter().flat_map(|sequence| sequence.ids).copied().collect();
         let lengths: Vec<u32> = sequences.iter().map(|sequence| sequence.length as u32).collect();
         for (region, words) in [("tokens", &ids), ("kv_lengths", &lengths), ("block_table", &table)] {
-            self.ctx.upload_into(words, self.arena.region_mut(region)?)?;
+            self.ctx.enqueue_upload(stream, words, self.arena.region_mut(region)?)?;
         }
         Ok(())
     }

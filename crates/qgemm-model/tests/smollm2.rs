@@ -39,9 +39,14 @@ fn model_path(test: &str) -> Option<PathBuf> {
 
 /// Greedy tokens of all prompts at once, and how far the
 /// reference's logit of each lies below its best one.
-fn below_the_best(path: &Path, precision: Precision, kv_format: KvFormat, rounds: bool) -> (Vec<Outcome>, Vec<f32>) {
-    let ctx = Context::open("cpu").expect("always there");
-    let model = LanguageModel::open(&ctx, path, precision).expect("the model");
+fn below_the_best(
+    ctx: &Context,
+    path: &Path,
+    precision: Precision,
+    kv_format: KvFormat,
+    rounds: bool,
+) -> (Vec<Outcome>, Vec<f32>) {
+    let model = LanguageModel::open(ctx, path, precision).expect("the model");
     let options = EngineOptions { kv_format, ..EngineOptions::default() };
     let mut engine = Engine::new(&model, options).expect("memory");
     let prompts = PROMPTS.map(|prompt| model.tokenizer().encode(prompt).expect("encoded"));
@@ -66,7 +71,8 @@ fn below_the_best(path: &Path, precision: Precision, kv_format: KvFormat, rounds
 fn greedy_tokens_are_those_of_a_plain_forward_pass() {
     let Some(path) = model_path("greedy_tokens_are_those_of_a_plain_forward_pass") else { return };
     let exact = Precision { activations: DType::F32, x_precision: XPrecision::Exact, batch_invariant: false };
-    let (outcomes, below) = below_the_best(&path, exact, KvFormat::Plain(DType::F32), false);
+    let ctx = Context::open("cpu").expect("always there");
+    let (outcomes, below) = below_the_best(&ctx, &path, exact, KvFormat::Plain(DType::F32), false);
     assert_eq!(below.len(), PROMPTS.len() * TOKENS);
     assert!(below.iter().all(|by| *by == 0.0), "{below:?}");
     assert!(outcomes[0].text.starts_with(" Paris"), "{:?}", outcomes[0].text);
@@ -78,12 +84,16 @@ fn greedy_tokens_are_those_of_a_plain_forward_pass() {
 fn greedy_tokens_with_x_in_f16_differ_in_ties_alone() {
     /// Logits that are so close are a tie.
     const TIE: f32 = 0.02;
-    let Some(path) = model_path("greedy_tokens_with_x_in_f16_differ_in_ties_alone") else { return };
-    let (_, below) = below_the_best(&path, PRECISION, KvFormat::Plain(DType::F16), true);
-    assert_eq!(below.len(), PROMPTS.len() * TOKENS);
-    assert!(below.iter().all(|by| *by < TIE), "{below:?}");
-    let ties = below.iter().filter(|by| **by > 0.0).count();
-    assert!(ties <= below.len() / 50, "{ties} of {} tokens: {below:?}", below.len());
+    let test = "greedy_tokens_with_x_in_f16_differ_in_ties_alone";
+    let Some(path) = model_path(test) else { return };
+    for device in ["cpu", "cuda:0"] {
+        let Some(ctx) = qgemm_testkit::open_or_skip(test, device) else { continue };
+        let (_, below) = below_the_best(&ctx, &path, PRECISION, KvFormat::Plain(DType::F16), true);
+        assert_eq!(below.len(), PROMPTS.len() * TOKENS);
+        assert!(below.iter().all(|by| *by < TIE), "{device}: {below:?}");
+        let ties = below.iter().filter(|by| **by > 0.0).count();
+        assert!(ties <= below.len() / 50, "{device}: {ties} of {} tokens: {below:?}", below.len());
+    }
 }
 
 #[test]

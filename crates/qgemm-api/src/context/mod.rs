@@ -207,6 +207,22 @@ impl Context {
         Ok(self.device.synchronize(stream)?)
     }
 
+    /// As [`Context::upload_on`], for later work of `stream` alone. It may return before the
+    /// copy is done, and then waits for nothing: for the inputs of a step.
+    ///
+    /// # Errors
+    /// As [`Context::upload_into`].
+    pub fn enqueue_upload<'a, T: Element>(
+        &self,
+        stream: &Stream,
+        values: &[T],
+        dst: impl Into<BufferMut<'a>>,
+    ) -> Result<(), Error> {
+        let dst = dst.into();
+        check_copied::<T>("destination of an upload", dst.view())?;
+        Ok(self.device.enqueue_upload(stream, bytes_of(values), dst)?)
+    }
+
     /// Waits for the default stream and downloads the values of `src`.
     ///
     /// Other streams are not waited for: use [`Context::download_on`].

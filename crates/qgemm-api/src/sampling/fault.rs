@@ -31,6 +31,12 @@ pub enum SamplingFault {
 }
 
 impl SamplingFault {
+    /// Faults of rows, from the words of a status that was downloaded
+    /// ([`SamplingPlan::faults`](crate::SamplingPlan::faults) does both).
+    pub fn of_rows(status: &[u32]) -> Vec<Option<Self>> {
+        status.as_chunks().0.iter().map(|row| Self::of_status(*row)).collect()
+    }
+
     /// Fault of a row's status; `None` where the row has a token.
     pub(super) fn of_status(status: [u32; STATUS_WORDS]) -> Option<Self> {
         let [code, index, bits, _] = status;

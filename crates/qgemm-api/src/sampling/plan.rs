@@ -248,15 +248,9 @@ impl SamplingPlan {
         checks.device("context", ctx.info().id)?;
         let extent = Extent::of_values(ElementType::Int32, self.op().rows * STATUS_WORDS);
         checks.view("status", status, extent)?;
-        let bytes = ctx.download(status.slice(0..extent.bytes())?)?;
-        let words = |row: &[u8; STATUS_WORDS * 4]| {
-            let mut words = [0; STATUS_WORDS];
-            for (word, bytes) in words.iter_mut().zip(row.as_chunks().0) {
-                *word = u32::from_le_bytes(*bytes);
-            }
-            words
-        };
-        Ok(bytes.as_chunks().0.iter().map(|row| SamplingFault::of_status(words(row))).collect())
+        let bytes: Vec<u8> = ctx.download(status.slice(0..extent.bytes())?)?;
+        let words = bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word));
+        Ok(SamplingFault::of_rows(&words.collect::<Vec<u32>>()))
     }
 
     /// As [`SamplingPlan::faults`], for runs all of whose rows should

@@ -716,7 +716,7 @@ struct ProjectionOperands {
     u64 d3;  // Address of the fourth output.
     u64 d3_row;  // Its row stride, in elements.
     u64 firsts;  // First features of outputs 2 to 4, 21 bits each, in tiles of 16; all bits set for an absent output.
-    u32 types;  // Element types, four bits each, lowest first: gamma, outputs 2 to 4. Bit 16: X is normalized. Bits 17 to 19: rows of outputs 2 to 4 are 16-byte aligned.
+    u32 types;  // Element types, four bits each, lowest first: gamma, outputs 2 to 4. Bit 16: X is normalized. Bits 17 to 19: rows of outputs 2 to 4 are 16-byte aligned. Bit 20: X is f32, whatever type is multiplied.
     float eps;  // Epsilon, added to the mean of squares.
 }; static_assert(sizeof(ProjectionOperands) == 72, "layout");
 static_assert(QG_OFFSET_OF(ProjectionOperands, d1) == 8, "layout");

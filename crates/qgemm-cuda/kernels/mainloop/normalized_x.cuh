@@ -39,25 +39,27 @@ QG_DEVICE u32 f32_to_x(float value) {
 // this thread reads.
 template <class Visit>
 QG_DEVICE void each_group_of_rows(const GemmParams& p, u32 first_token, u32 thread, Visit visit) {
-    constexpr u32 WORDS = QG_X_DTYPE == DTYPE_F32 ? 8 : 4;
-    const u32 tokens = p.shape.m - first_token;
-    const u8* rows = reinterpret_cast<const u8*>(p.at.x) + (u64)first_token * p.at.x_row * (WORDS / 2);
+    constexpr u32 WORDS = QG_X_DTYPE == DTYPE_F32 || QG_RESIDENT_X ? 8 : 4;
+    const bool wide = QG_X_DTYPE == DTYPE_F32 || normalizes_f32(p);
+    const u32 tokens = p.shape.m - first_token, bytes = wide ? 4 : 2;
+    const u8* rows = reinterpret_cast<const u8*>(p.at.x) + (u64)first_token * p.at.x_row * bytes;
 #pragma unroll 1
     for (u32 column = thread * GROUP; column < p.shape.k; column += QG_THREADS * GROUP) {
 #pragma unroll
         for (u32 t = 0; t < QG_X_ROWS; t++) {
             if (t >= tokens) continue;
-            const u8* at = rows + (t * p.at.x_row + column) * (WORDS / 2);
+            const u8* at = rows + (t * p.at.x_row + column) * bytes;
             u32 word[WORDS];
 #pragma unroll
             for (u32 i = 0; i < WORDS; i += 4) {
+                if (i > 0 && !wide) continue;
                 const u32x4 four = ld_global_v4(at + i * 4);
                 word[i] = four.x, word[i + 1] = four.y, word[i + 2] = four.z, word[i + 3] = four.w;
             }
             float value[GROUP];
 #pragma unroll
             for (u32 i = 0; i < GROUP; i++)
-                value[i] = WORDS == 8 ? bits_to_f32(word[i % WORDS]) : x_to_f32(word[i / 2] >> (16 * (i % 2)) & 0xffffu);
+                value[i] = wide ? bits_to_f32(word[i % WORDS]) : x_to_f32(word[i / 2] >> (16 * (i % 2)) & 0xffffu);
             visit(t, value);
         }
     }

@@ -1,5 +1,5 @@
-// X resident in shared memory, normalized if required.
-// For few tokens all of X is smaller than the rings of W.
+// One row of X resident in shared memory, normalized if required.
+// It is smaller than the rings of W.
 // Columns form k-blocks of 64 in the order of `XStage`.
 #pragma once
 #include "mainloop/normalized_x.cuh"
@@ -12,52 +12,45 @@ struct ResidentX {
     RowStatistics rows;
 
     // Column groups that a thread reads at once.
-    static constexpr u32 AT_ONCE = QG_X_ROWS == 1 ? 4 : 1, STEP = QG_THREADS * GROUP;
+    static constexpr u32 AT_ONCE = 4, STEP = QG_THREADS * GROUP;
+    static_assert(QG_X_ROWS == 1, "one row");
 
-    QG_DEVICE u32x4* place(ResidentX& x, u32 token, u32 column) {
-        return reinterpret_cast<u32x4*>(XStage::at(x.k_block[column / K_BLOCK], token, column % K_BLOCK / X_CHUNK_K));
+    QG_DEVICE u32x4* place(ResidentX& x, u32 column) {
+        return reinterpret_cast<u32x4*>(XStage::at(x.k_block[column / K_BLOCK], 0, column % K_BLOCK / X_CHUNK_K));
     }
 
-    // Loads the tokens from `first_token` on and
-    // ends with a barrier.
+    // Loads row `token` and ends with a barrier.
     // Columns past K are zero.
-    QG_DEVICE void fill(ResidentX& x, const GemmParams& p, u32 first_token, u32 thread) {
-        const u32 tokens = p.shape.m - first_token, columns = p.shape.k_tiles * QG_K_TILE;
-        const u8* rows = reinterpret_cast<const u8*>(p.at.x) + (u64)first_token * p.at.x_row * 2;
-        float squares[QG_X_ROWS] = {};
+    QG_DEVICE void fill(ResidentX& x, const GemmParams& p, u32 token, u32 thread) {
         // Gamma is constant, so its load may precede the wait.
-        Gamma first;
+        Gamma gamma;
         const bool normalizes = normalizes_x(p);
-        if (normalizes) Gamma::load(first, p, thread * GROUP);
+        if (normalizes) Gamma::load(gamma, p, thread * GROUP);
         griddepcontrol_wait();
         // As in `gemm_sliced_k`, not earlier.
         griddepcontrol_launch_dependents();
+        if (normalizes)
+            normalize(x, p, gamma, token, thread);
+        else
+            copy(x, p, token, thread);
+        cta_barrier();
+    }
+
+    QG_DEVICE void copy(ResidentX& x, const GemmParams& p, u32 token, u32 thread) {
+        const u8* row = reinterpret_cast<const u8*>(p.at.x) + (u64)token * p.at.x_row * 2;
+        const u32 columns = p.shape.k_tiles * QG_K_TILE;
 #pragma unroll 1
         for (u32 column = thread * GROUP; column < columns; column += AT_ONCE * STEP) {
-            u32x4 v[AT_ONCE][QG_X_ROWS];
+            u32x4 v[AT_ONCE];
+#pragma unroll
+            for (u32 i = 0; i < AT_ONCE; i++) {
+                const u32 own = column + i * STEP;
+                v[i] = own < p.shape.k ? ld_global_v4(row + own * 2) : u32x4{0, 0, 0, 0};
+            }
 #pragma unroll
             for (u32 i = 0; i < AT_ONCE; i++)
-#pragma unroll
-                for (u32 t = 0; t < QG_X_ROWS; t++) {
-                    const u32 own = column + i * STEP;
-                    v[i][t] = u32x4{0, 0, 0, 0};
-                    if (t < tokens && own < p.shape.k) v[i][t] = ld_global_v4(rows + (t * p.at.x_row + own) * 2);
-                }
-#pragma unroll
-            for (u32 i = 0; i < AT_ONCE; i++)
-#pragma unroll
-                for (u32 t = 0; t < QG_X_ROWS; t++) {
-                    float value[GROUP];
-                    decode(v[i][t], value);
-                    if (normalizes) RowNormalizer::add(squares[t], value, 1.0f);
-                    if (column + i * STEP < columns) st_shared(place(x, t, column + i * STEP), v[i][t]);
-                }
+                if (column + i * STEP < columns) st_shared(place(x, column + i * STEP), v[i]);
         }
-        if (normalizes) {
-            RowNormalizer::find(x.rows, squares, p, first_token, thread);
-            normalize(x, p, first, tokens, thread);
-        }
-        cta_barrier();
     }
 
     // Gamma of some column groups.
@@ -70,37 +63,53 @@ struct ResidentX {
         }
     };
 
-    // Normalizes the values that this thread has loaded.
-    QG_DEVICE void normalize(ResidentX& x, const GemmParams& p, Gamma& gamma, u32 tokens, u32 thread) {
-        float scale[QG_X_ROWS], inverse[QG_X_ROWS];
-#pragma unroll
-        for (u32 t = 0; t < QG_X_ROWS; t++) scale[t] = ld_shared(&x.rows.scale[t]), inverse[t] = ld_shared(&x.rows.inverse[t]);
-#pragma unroll 1
-        for (u32 column = thread * GROUP; column < p.shape.k; column += AT_ONCE * STEP) {
-            if (column != thread * GROUP) Gamma::load(gamma, p, column);
-#pragma unroll
-            for (u32 i = 0; i < AT_ONCE; i++)
-#pragma unroll
-                for (u32 t = 0; t < QG_X_ROWS; t++) {
-                    if (t >= tokens || column + i * STEP >= p.shape.k) continue;
-                    u32x4* const at = place(x, t, column + i * STEP);
-                    float value[GROUP];
-                    decode(ld_shared(static_cast<const u32x4*>(at)), value);
-                    u32 word[GROUP / 2];
-#pragma unroll
-                    for (u32 j = 0; j < GROUP / 2; j++) {
-                        const float low = value[2 * j] * scale[t] * inverse[t] * gamma.value[i][2 * j];
-                        const float high = value[2 * j + 1] * scale[t] * inverse[t] * gamma.value[i][2 * j + 1];
-                        word[j] = f32_to_x(low) | f32_to_x(high) << 16;
-                    }
-                    st_shared(at, u32x4{word[0], word[1], word[2], word[3]});
-                }
+    // Columns of a group as f32; zero past K.
+    QG_DEVICE void load_group(const GemmParams& p, u32 token, u32 column, float (&value)[GROUP]) {
+        const bool wide = normalizes_f32(p);
+        const u8* at = reinterpret_cast<const u8*>(p.at.x) + ((u64)token * p.at.x_row + column) * (wide ? 4 : 2);
+        u32x4 low = {0, 0, 0, 0}, high = {0, 0, 0, 0};
+        if (column < p.shape.k) {
+            low = ld_global_v4(at);
+            if (wide) high = ld_global_v4(at + 16);
         }
+        const u32 word[GROUP] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+        for (u32 i = 0; i < GROUP; i++)
+            value[i] = wide ? bits_to_f32(word[i]) : x_to_f32(word[i / 2] >> (16 * (i % 2)) & 0xffffu);
     }
 
-    QG_DEVICE void decode(const u32x4& v, float (&value)[GROUP]) {
-        const u32 word[GROUP / 2] = {v.x, v.y, v.z, v.w};
+    // Loads and normalizes the row. It is read twice, from L1 the
+    // second time.
+    QG_DEVICE void normalize(ResidentX& x, const GemmParams& p, Gamma& gamma, u32 token, u32 thread) {
+        const u32 first = thread * GROUP, columns = p.shape.k_tiles * QG_K_TILE;
+        float squares[QG_X_ROWS] = {};
+#pragma unroll 1
+        for (u32 column = first; column < p.shape.k; column += AT_ONCE * STEP) {
+            float value[AT_ONCE][GROUP];
 #pragma unroll
-        for (u32 i = 0; i < GROUP; i++) value[i] = x_to_f32(word[i / 2] >> (16 * (i % 2)) & 0xffffu);
+            for (u32 i = 0; i < AT_ONCE; i++) load_group(p, token, column + i * STEP, value[i]);
+#pragma unroll
+            for (u32 i = 0; i < AT_ONCE; i++) RowNormalizer::add(squares[0], value[i], 1.0f);
+        }
+        RowNormalizer::find(x.rows, squares, p, token, thread);
+        const float scale = ld_shared(&x.rows.scale[0]), inverse = ld_shared(&x.rows.inverse[0]);
+#pragma unroll 1
+        for (u32 column = first; column < columns; column += AT_ONCE * STEP) {
+            if (column != first) Gamma::load(gamma, p, column);
+#pragma unroll
+            for (u32 i = 0; i < AT_ONCE; i++) {
+                const u32 at = column + i * STEP;
+                float value[GROUP];
+                load_group(p, token, at, value);
+                u32 word[GROUP / 2];
+#pragma unroll
+                for (u32 j = 0; j < GROUP / 2; j++) {
+                    const float low = value[2 * j] * scale * inverse * gamma.value[i][2 * j];
+                    const float high = value[2 * j + 1] * scale * inverse * gamma.value[i][2 * j + 1];
+                    word[j] = at < p.shape.k ? f32_to_x(low) | f32_to_x(high) << 16 : 0;
+                }
+                if (at < columns) st_shared(place(x, at), u32x4{word[0], word[1], word[2], word[3]});
+            }
+        }
     }
 };

@@ -10,6 +10,10 @@
 QG_DEVICE bool normalizes_x(const GemmParams& p) {
     return p.projection.types >> 16 & 1u;
 }
+// Whether X is f32, and rounded to the multiplied type once normalized.
+QG_DEVICE bool normalizes_f32(const GemmParams& p) {
+    return QG_RESIDENT_X && (p.projection.types >> 20 & 1u);
+}
 
 struct Segment {
     // First feature of segment `index` + 1.

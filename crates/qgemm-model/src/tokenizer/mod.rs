@@ -10,6 +10,7 @@ use std::path::Path;
 use qgemm_api::Model;
 use qgemm_api::gguf::GgufValue;
 use serde_json::Value;
+use tokenizers::models::wordlevel::WordLevel;
 
 use self::end_texts::END_TEXTS;
 use crate::beside::{json_beside, text_beside};
@@ -55,6 +56,9 @@ impl Tokenizer {
 
     /// From the vocabulary of a GGUF file.
     fn of_gguf(model: &Model) -> Result<Self, Error> {
+        if model.metadata_value("tokenizer.ggml.model").and_then(GgufValue::as_str) == Some("none") {
+            return Ok(Self::without_tokens());
+        }
         let vocabulary = gguf::Vocabulary::read(model)?;
         let json = serde_json::to_vec(&vocabulary.tokenizer_json()?).map_err(Error::tokenizer)?;
         let inner = tokenizers::Tokenizer::from_bytes(json).map_err(Error::tokenizer)?;
@@ -68,6 +72,13 @@ impl Tokenizer {
         let (bos_text, eos_text) = (text(bos), text(id("eos_token_id")));
         let absent_id = vocabulary.absent_id();
         Ok(Self { inner, absent_id, bos_to_add, end_ids, bos_text, eos_text }.with_end_texts())
+    }
+
+    /// For a model that states to have no tokenizer, and takes ids alone: encoding a text fails.
+    fn without_tokens() -> Self {
+        let inner = tokenizers::Tokenizer::new(WordLevel::default());
+        let (end_ids, bos_to_add, absent_id) = (BTreeSet::new(), None, None);
+        Self { inner, absent_id, bos_to_add, end_ids, bos_text: None, eos_text: None }
     }
 
     /// The tokenizer of an encoder: without padding, and texts cut to `most` tokens.
@@ -222,5 +233,12 @@ mod tests {
         header.write(std::fs::File::create(&path).expect("writable")).expect("writable").finish().expect("complete");
         let model = open_model(&path).expect("a model");
         assert!(matches!(Tokenizer::open(&model, &path), Err(Error::NoTokenizer { .. })));
+    }
+
+    #[test]
+    fn a_model_may_state_to_have_no_tokenizer() {
+        let tokenizer = Tokenizer::without_tokens();
+        assert!(matches!(tokenizer.encode("a"), Err(Error::Tokenizer { .. })));
+        assert_eq!((tokenizer.decode(&[1, 2]).expect("decoded").as_str(), tokenizer.vocabulary()), ("", 0));
     }
 }

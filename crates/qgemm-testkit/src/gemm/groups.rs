@@ -515,6 +515,21 @@ fn norm(format: Format) -> Vec<Case> {
             });
         }
     }
+    // A residual stream in f32, of which a token is rounded once it is normalized.
+    let streams =
+        [(k, ActivationKind::Normal), (long, ActivationKind::MixedMagnitudes), (k, ActivationKind::Denormals)];
+    for (i, (k, activations)) in streams.into_iter().enumerate() {
+        cases.push(Case {
+            x_dtype: DType::F32,
+            normed_dtype: Some([DType::F16, DType::BF16][i % 2]),
+            x_precision: XPrecision::F16,
+            norm: Some(NormKind::Rms),
+            gated: i == 1,
+            activations,
+            seed: cases.len() as u64,
+            ..Case::new(format, 1, 40 + i, k)
+        });
+    }
     // A norm that writes quantized rows.
     let place = Format::all().position(|other| other == format).unwrap_or(0);
     for (i, (m, n)) in [(3, 40), (40, 33)].into_iter().enumerate() {

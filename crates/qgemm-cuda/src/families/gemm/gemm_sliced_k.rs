@@ -17,7 +17,8 @@ pub(super) static MAIN_LOOP: MainLoop = LOOP;
 
 /// The main loop for one token: one row of X is
 /// broadcast to the eight tokens of a tile.
-static ONE_ROW: MainLoop = MainLoop { kind: MainLoopKind::GemmSlicedKOneRow, normalizes_x: true, ..LOOP };
+static ONE_ROW: MainLoop =
+    MainLoop { kind: MainLoopKind::GemmSlicedKOneRow, normalizes_x: true, normalizes_f32: true, ..LOOP };
 
 const LOOP: MainLoop = MainLoop {
     schedule: Schedule::Grid,

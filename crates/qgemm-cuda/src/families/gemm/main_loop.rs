@@ -95,6 +95,9 @@ pub(crate) struct MainLoop {
     pub segments: &'static [SegmentTile],
     /// Whether its kernels for projections normalize X (fused RMSNorm).
     pub normalizes_x: bool,
+    /// Whether these also normalize X in f32, rounding it to the
+    /// multiplied type once.
+    pub normalizes_f32: bool,
 }
 
 /// How the CTAs of an MoE kernel share the tiles of all experts.
@@ -179,6 +182,7 @@ impl MainLoop {
             expert_prefetch: EarlyPrefetch::Never,
             segments: &[],
             normalizes_x: false,
+            normalizes_f32: false,
         }
     }
 }

@@ -158,14 +158,14 @@ pub(in crate::families) fn projection_configs(
     };
     let in_order = multiplied.aligned16 && multiplied.col_stride == 1;
     let all: Vec<_> = kernels(op.format, multiplied.dtype, variant).iter().filter(borders).filter(has_room).collect();
-    let refused = op.norm.and_then(|norm| not_inside(&norm, multiplied.dtype, op.k));
-    let normalizes_x = op.norm.is_some() && refused.is_none();
+    let refusal = |takes_f32| op.norm.and_then(|norm| not_inside(&norm, (multiplied.dtype, takes_f32), op.k));
+    let normalizes = |i: &Instance| op.norm.is_some() && refusal(i.main_loop.normalizes_f32).is_none();
     // Kernels with a fused norm, with the smallest sufficient token tile,
     // if they support the norm or read X unchanged.
     let tile = all.iter().map(|i| most_normalized(i)).filter(|&tile| tile >= op.m).min();
-    let is_read = normalizes_x || in_order && op.k.is_multiple_of(GROUP) && !op.segments.is_empty();
-    let few = all.iter().filter(|i| is_read && Some(most_normalized(i)) == tile);
-    let few = few.map(|instance| TileConfig { normalizes_x, ..config_on(instance, info) });
+    let is_plain = in_order && op.k.is_multiple_of(GROUP) && !op.segments.is_empty();
+    let few = all.iter().filter(|i| (normalizes(i) || is_plain) && Some(most_normalized(i)) == tile);
+    let few = few.map(|i| TileConfig { normalizes_x: normalizes(i), ..config_on(i, info) });
     // Kernels without a fused norm, after a norm launch if needed.
     let others = all.iter().filter(|i| !op.segments.is_empty() && writes(i, op.m) && i.serves(op, in_order));
     let others: Vec<_> = others.collect();
@@ -174,18 +174,19 @@ pub(in crate::families) fn projection_configs(
     let others = largest.map(|instance| config_on(instance, info));
     let configs: Vec<_> = few.chain(others).collect();
     if configs.is_empty() {
-        return refuse(refused.unwrap_or("serves no such X, number of tokens, columns or segments"));
+        return refuse(refusal(true).unwrap_or("serves no such X, number of tokens, columns or segments"));
     }
     Ok(configs)
 }
 
-/// Why a norm cannot be fused; `None` when it can.
-fn not_inside(norm: &NormedX, multiplied: DType, k: usize) -> Option<&'static str> {
+/// Why a norm cannot be fused; `None` when it can. A kernel may
+/// take X in f32, whatever it multiplies.
+fn not_inside(norm: &NormedX, (multiplied, takes_f32): (DType, bool), k: usize) -> Option<&'static str> {
     let NormedX { function, x } = norm;
     if function.kind != NormKind::Rms || function.beta.is_some() {
         return Some("normalizes X by RMSNorm without beta only");
     }
-    if x.dtype != multiplied {
+    if x.dtype != multiplied && !(takes_f32 && x.dtype == DType::F32) {
         return Some("reads X in the type in which it is multiplied");
     }
     let is_read = x.aligned16 && x.col_stride == 1 && k.is_multiple_of(GROUP);
@@ -271,7 +272,8 @@ impl ProjectionLaunch {
     fn new(op: &CheckedGemm, norm: Option<&NormedX>, x: &Dense, plan: &LaunchPlan, instance: &Instance) -> Self {
         const BITS: usize = 21;
         let gamma = norm.and_then(|norm| norm.function.gamma);
-        let mut types = gamma.map_or(0, dtype_code) | u32::from(norm.is_some()) << 16;
+        let reads_f32 = norm.is_some() && x.dtype == DType::F32;
+        let mut types = gamma.map_or(0, dtype_code) | u32::from(norm.is_some()) << 16 | u32::from(reads_f32) << 20;
         let (mut firsts, mut rows) = (u64::MAX, [0; Segment::MOST - 1]);
         for (index, segment) in op.segments.iter().enumerate() {
             let place = index + 1;
