@@ -165,8 +165,8 @@ pub use qgemm_formats::{
 };
 pub use qgemm_hal::{
     Activation, Buffer, BufferMut, BufferRef, Combine, Device, DeviceId, DeviceInfo, DeviceKind, Event, ExpertFault,
-    ExpertGroups, FactorFormat, HalError, KvFormat, MaskBits, MatmulLayout, NormFunction, NormKind, SamplingParameters,
-    Scoring, Stream, UpdateKind, UpdateRule, XPrecision,
+    ExpertGroups, FactorFormat, Feature, HalError, KvFormat, MaskBits, MatmulLayout, NormFunction, NormKind,
+    SamplingParameters, Scoring, Stream, UpdateKind, UpdateRule, XPrecision,
 };
 pub use qgemm_sched::SchedError;
 
