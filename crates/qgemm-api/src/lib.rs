@@ -114,6 +114,7 @@ mod quantize;
 mod record;
 mod routing;
 mod sampling;
+mod setters;
 mod tune;
 mod weight;
 mod workspace;

@@ -157,9 +157,7 @@ fn at_operands(params: &IndexerParams, operands: &Operands<'_>, at: &Addresses<'
         (&mut params.block_table, O::BlockTable),
         (&mut params.indices, O::Indices),
     ];
-    for (pointer, operand) in pointers {
-        *pointer = at.of(operands, operand)?;
-    }
+    at.fill(operands, pointers)?;
     let kept = operands.get(O::Workspace).is_some();
     params.scores = at.of(operands, if kept { O::Workspace } else { O::Scores })?;
     // So far relative to the workspace.
@@ -348,7 +346,7 @@ fn parts(whole: Part, queries: usize) -> impl Iterator<Item = Part> {
 /// top-k data to the workspace.
 fn bound(op: &CheckedIndexer, step: LaunchStep, workspace_bytes: usize) -> LaunchStep {
     use IndexerOperand as O;
-    let step = op.operands().into_iter().fold(step, |step, operand| step.bind(operand, operand));
+    let step = step.bind_all(op.operands());
     match op.chosen() {
         0 => step,
         _ => step.bind_part(O::Workspace, O::Workspace, WorkspaceLayout::RESERVED..workspace_bytes),
