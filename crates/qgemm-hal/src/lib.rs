@@ -60,7 +60,6 @@ pub use op::matmul::{BatchedDense, FactorFormat, MatmulLayout};
 pub use op::norm::{AddedResidual, NormFunction, NormKind, QuantizedD, XOverwrite};
 pub use op::optimizer::{MomentFactors, StepFactors, UpdateKind, UpdateRule};
 pub use op::routing::{ExpertGroups, RoutingSource, RoutingStep, Scoring};
-pub use op::sampling::{EarlierTokens, RefusedParameter, SamplingParameters, SamplingStep};
 pub use op::{Access, Dense, MemoryBound, Operand, OperandDesc, Operation};
 pub use operands::{MAX_OPERANDS, Operands, Portion};
 pub use operations::{Listed, OPERATIONS, OperationInfo};

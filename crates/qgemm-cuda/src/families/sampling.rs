@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_hal::abi::{SamplingPointers, SamplingShape};
-use qgemm_hal::op::sampling::kernel_of;
+use qgemm_hal::op::sampling::{SamplingStep, kernel_of};
 use qgemm_hal::{
     CheckedSampling, Device, DeviceInfo, Families, Family, Geometry, HalError, LaunchSequence, Operand, Operands,
-    SamplingConfig, SamplingOperand, SamplingPlan, SamplingStep, Unsupported, Variant,
+    SamplingConfig, SamplingOperand, SamplingPlan, Unsupported, Variant,
 };
 
 use super::kernel_launch::{Addresses, KernelLaunch, MakeKernel, Params, load};

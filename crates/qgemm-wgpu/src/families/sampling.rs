@@ -7,11 +7,10 @@ use std::sync::{Arc, LazyLock};
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_hal::abi::SamplingShape;
-use qgemm_hal::op::sampling::{STATUS_WORDS, kernel_of};
+use qgemm_hal::op::sampling::{STATUS_WORDS, SamplingParameters, SamplingStep, kernel_of};
 use qgemm_hal::{
     CheckedSampling, Device, DeviceInfo, Families, Family, Geometry, HalError, Kernel, LaunchSequence, LaunchStep,
-    Operand, Operands, SamplingConfig, SamplingOperand, SamplingParameters, SamplingPlan, SamplingStep, Stream,
-    Unsupported,
+    Operand, Operands, SamplingConfig, SamplingOperand, SamplingPlan, Stream, Unsupported,
 };
 
 use super::dispatch::{Dispatch, MARGIN, MAX_GROUPS, rows_that_fit, stride, submit, too_large};
