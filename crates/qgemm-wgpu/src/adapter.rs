@@ -10,7 +10,7 @@ use wgpu::{
 };
 
 use crate::device::WgpuDevice;
-use crate::families::{PARAMS_BYTES, STORAGE_BUFFERS};
+use crate::limits::{PARAMS_BYTES, STORAGE_BUFFERS};
 use crate::shared::{Owner, Shared};
 
 /// All usable adapters, real GPUs first.

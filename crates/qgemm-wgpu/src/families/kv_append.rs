@@ -16,11 +16,12 @@ use qgemm_hal::{
 use super::dispatch::{Dispatch, MARGIN, MAX_GROUPS, submit, too_large};
 use super::kv_cache::{Cache, KvNumbers, kv_code};
 use super::operands::{Bound, Touched};
-use super::{hash_of, shared_of};
+use crate::device::shared_of;
 use crate::event::WgpuStream;
 use crate::pipeline::{Compiled, Interface};
 use crate::shader::{KV_APPEND_TEXTS, Shader, compose_kv_append};
 use crate::shared::Shared;
+use crate::source_hash::hash_of;
 
 /// wgpu families of `kv_append`.
 pub(super) const FAMILIES: Families<CheckedKvAppend> = &[&KvAppend];

@@ -14,11 +14,12 @@ use qgemm_hal::{
 
 use super::dispatch::{Dispatch, MARGIN, MAX_GROUPS, submit, too_large};
 use super::operands::Touched;
-use super::{hash_of, shared_of};
+use crate::device::shared_of;
 use crate::event::WgpuStream;
 use crate::pipeline::{Compiled, Interface};
 use crate::shader::{OPTIMIZER_TEXTS, compose_optimizer};
 use crate::shared::Shared;
+use crate::source_hash::hash_of;
 
 /// wgpu families of `optimizer`.
 pub(super) const FAMILIES: Families<CheckedOptimizer> = &[&Optimizer];

@@ -15,11 +15,12 @@ use qgemm_hal::{
 
 use super::dispatch::{Dispatch, MARGIN, MAX_GROUPS, rows_that_fit, stride, submit, too_large};
 use super::operands::{Bound, Touched};
-use super::{hash_of, shared_of};
+use crate::device::shared_of;
 use crate::event::WgpuStream;
 use crate::pipeline::{Compiled, Interface};
 use crate::shader::{ROUTING_TEXTS, compose_routing};
 use crate::shared::Shared;
+use crate::source_hash::hash_of;
 
 /// wgpu families of `routing`.
 pub(super) const FAMILIES: Families<CheckedRouting> = &[&Routing];

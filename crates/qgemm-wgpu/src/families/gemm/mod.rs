@@ -17,10 +17,11 @@ use qgemm_hal::{
     LaunchPlan, LaunchSequence, LaunchStep, Math, Name, Schedule, TileConfig, Unsupported, XPrologue, XRegion,
 };
 
-use super::{hash_of, shared_of};
+use crate::device::shared_of;
 use crate::pipeline::{Compiled, Interface};
 use crate::shader::{self, Part};
 use crate::shared::Shared;
+use crate::source_hash::hash_of;
 use crate::weight_code::{CLASS, WeightCode};
 use kernel::GemmKernel;
 use launches::{Launch, Product};
