@@ -254,8 +254,8 @@ mod tests {
     use qgemm_hal::XPrologue;
 
     use super::*;
-    use crate::gemm::{Bound, Cut};
     use crate::gemm::select::tests::{config, info, op};
+    use crate::gemm::{Bound, Cut};
 
     fn seconds(m: usize, n: usize, k: usize, config: &TileConfig, splits: u32) -> f64 {
         let op = op(m, n, k);
