@@ -5,6 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::error::HalError;
+use crate::feature::Feature;
 
 /// Backend of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -212,8 +213,8 @@ pub struct DeviceInfo {
     /// Latency of a launch in seconds, before it does any work.
     /// On a CPU, of a launch that wakes threads.
     pub launch_seconds: f64,
-    /// Feature names, for tables and for queries by families.
-    pub features: BTreeSet<&'static str>,
+    /// Capabilities, for tables and for queries by families.
+    pub features: BTreeSet<Feature>,
 }
 
 impl DeviceInfo {

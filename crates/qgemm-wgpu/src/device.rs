@@ -28,6 +28,14 @@ impl WgpuDevice {
     }
 }
 
+/// Shared state of a device, which must belong to this backend.
+pub(crate) fn shared_of<'d>(device: &'d dyn Device, what: &'static str) -> Result<&'d Arc<Shared>, HalError> {
+    match device.as_any().downcast_ref::<WgpuDevice>() {
+        Some(device) => Ok(&device.shared),
+        None => Err(HalError::WrongDevice { device: device.info().id, what }),
+    }
+}
+
 impl Device for WgpuDevice {
     fn info(&self) -> &DeviceInfo {
         &self.info

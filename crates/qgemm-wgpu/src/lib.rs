@@ -19,10 +19,12 @@ mod caller;
 mod device;
 mod event;
 mod families;
+mod limits;
 mod memory;
 mod pipeline;
 mod shader;
 mod shared;
+mod source_hash;
 mod template;
 mod weight_code;
 

@@ -10,7 +10,7 @@ use qgemm_hal::{
 use qgemm_sched::Preferences;
 use qgemm_sched::{Measured, Offered, TunedTable};
 
-use super::TuneProblem;
+use super::problem::TuneProblem;
 use super::search::Timed;
 use crate::context::Context;
 use crate::error::Error;

@@ -3,6 +3,7 @@
 
 mod candidates;
 mod file;
+mod problem;
 mod search;
 
 use std::time::{Duration, Instant};
@@ -12,12 +13,9 @@ use qgemm_sched::TunedTable;
 
 use crate::context::Context;
 use crate::error::Error;
-use crate::experts::{ExpertProblem, Experts};
-use crate::gemm::Problem;
-use crate::matmul::Matmul;
-use crate::weight::Weight;
 use candidates::Candidates;
 pub use file::{read_tuned, tuned_table_path, update_tuned};
+pub use problem::TuneProblem;
 use search::{Limits, Timed, search};
 
 /// Budget of a tuning. No compilation and no launch starts after its time, or if it is
@@ -44,69 +42,6 @@ impl Budget {
     /// Checks that the ratio admits at least the best estimate.
     fn check(&self) -> Result<(), Error> {
         if self.within >= 1.0 { Ok(()) } else { Err(Error::TuneBudget { within: self.within }) }
-    }
-}
-
-/// Problem to tune, with its weights. C, bias, residual, norm and token scales are not
-/// used: they hardly change the time.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum TuneProblem<'a> {
-    /// Product with one weight.
-    Gemm {
-        /// Problem.
-        problem: Problem,
-        /// Copies of the weight, at least one. Launches rotate through
-        /// them to avoid cache hits.
-        weights: &'a [Weight],
-    },
-    /// Expert products, with rows spread evenly over the experts.
-    Experts {
-        /// Problem.
-        problem: ExpertProblem,
-        /// Copies of the experts' weights, used in rotation.
-        experts: &'a [Experts],
-    },
-    /// Product of two matrices.
-    Matmul(Matmul),
-}
-
-impl<'a> TuneProblem<'a> {
-    /// Product with one weight, in rotating copies.
-    pub fn new(problem: Problem, weights: &'a [Weight]) -> Self {
-        Self::Gemm { problem, weights }
-    }
-
-    /// Expert products, with rotating copies.
-    pub fn experts(problem: ExpertProblem, experts: &'a [Experts]) -> Self {
-        Self::Experts { problem, experts }
-    }
-
-    /// Validates the problem and its weights, whether or not there is time for a launch.
-    fn check(&self, ctx: &Context) -> Result<(), Error> {
-        let no_weight = Error::MissingOperand { operand: "weight", why: "a problem is measured with its weight" };
-        match self {
-            Self::Gemm { weights: [], .. } | Self::Experts { experts: [], .. } => Err(no_weight),
-            Self::Gemm { problem, weights } => {
-                let own = problem.weight();
-                ctx.check_weight(own.device)?;
-                weights.iter().try_for_each(|weight| {
-                    ctx.check_weight(weight.device())?;
-                    own.check_serves(weight.shape())
-                })?;
-                problem.check().map(drop)
-            }
-            Self::Experts { problem, experts } => {
-                let own = problem.shape();
-                ctx.check_weight(own.each.device)?;
-                experts.iter().try_for_each(|experts| {
-                    ctx.check_weight(experts.device())?;
-                    own.check_serves(experts.shape())
-                })?;
-                problem.check().map(drop)
-            }
-            Self::Matmul(matmul) => matmul.check().map(drop),
-        }
     }
 }
 

@@ -20,7 +20,7 @@ use super::decode::{self, Scale};
 use super::fragment::{accumulators, operand, put_accumulators};
 use super::precision::{Precision, Rounding, ScaledSum};
 use super::sum::{LEAST_F32, NAN, power_of_two, round, split};
-use super::{WarpWords, WordCounts};
+use super::words::{WarpWords, WordCounts};
 
 /// Words of `m16n8k64`. The last word locates the scales: byte-id and
 /// thread-id of A, then of B, one byte each.

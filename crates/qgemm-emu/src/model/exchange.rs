@@ -1,6 +1,7 @@
 //! Shuffles, votes and reductions of one word per lane.
 
-use super::{Precision, WarpWords};
+use super::precision::Precision;
+use super::words::WarpWords;
 
 /// `shfl.sync.bfly.b32`: word 0 of the lane whose
 /// number is XORed with word 1.

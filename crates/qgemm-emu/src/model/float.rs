@@ -1,9 +1,10 @@
 //! Matrix instructions with floating-point operands and f32 accumulators.
 
+use super::decode;
 use super::fragment::{accumulators, operand, put_accumulators, quad_pair};
 use super::precision::{Precision, Sum};
 use super::sum::multiply;
-use super::{WarpWords, WordCounts, decode};
+use super::words::{WarpWords, WordCounts};
 
 /// Words of `m8n8k4`.
 pub(crate) const M8N8K4: WordCounts = WordCounts { a: 2, b: 2, d: 8, scales: 0 };

@@ -13,7 +13,7 @@
 //!   row `g + 8 * (w / 2)`,
 //!   column `2t + w % 2`.
 
-use super::WarpWords;
+use super::words::WarpWords;
 
 /// Reads the M x K operand from words `first..` of every
 /// lane. Elements have `BITS` bits, low bits first.

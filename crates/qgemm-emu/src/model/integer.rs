@@ -2,7 +2,7 @@
 
 use super::fragment::{accumulators, operand, put_accumulators};
 use super::precision::Precision;
-use super::{WarpWords, WordCounts};
+use super::words::{WarpWords, WordCounts};
 
 /// Words of `m8n8k16`.
 pub(crate) const M8N8K16: WordCounts = WordCounts { a: 1, b: 1, d: 2, scales: 0 };

@@ -13,21 +13,14 @@ mod fragment;
 mod integer;
 mod precision;
 mod sum;
+mod words;
 
 use qgemm_hal::Variant;
 
 pub(crate) use float::WgmmaOperands;
 pub use precision::{Accumulator, Aligned, Order, Precision, Rounding, ScaledSum, Sum};
-
-/// Maximum words that a lane passes to or
-/// gets from an operation.
-pub const MAX_WORDS: usize = 16;
-
-/// Words of every lane. Words beyond an operation's count are ignored.
-pub type WarpWords = [[u32; MAX_WORDS]; 32];
-
-/// Zeroed words, to be filled.
-pub const NO_WORDS: WarpWords = [[0; MAX_WORDS]; 32];
+use words::WordCounts;
+pub use words::{MAX_WORDS, NO_WORDS, WarpWords};
 
 /// Class of an operation, for counting and comparing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,30 +52,6 @@ pub struct Collective {
     pub variant: Variant,
     /// Computes every lane's outputs from every lane's inputs.
     pub run: fn(&WarpWords, &mut WarpWords, &Precision),
-}
-
-/// Words of a lane for the operands of a matrix instruction,
-/// in this order: A, B, accumulators, scales.
-#[derive(Clone, Copy)]
-pub(crate) struct WordCounts {
-    a: usize,
-    b: usize,
-    d: usize,
-    scales: usize,
-}
-
-impl WordCounts {
-    const fn first_b(self) -> usize {
-        self.a
-    }
-
-    const fn first_d(self) -> usize {
-        self.a + self.b
-    }
-
-    const fn first_scale(self) -> usize {
-        self.a + self.b + self.d
-    }
 }
 
 type Run = fn(&WarpWords, &mut WarpWords, &Precision);

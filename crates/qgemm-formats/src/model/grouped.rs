@@ -10,10 +10,10 @@ use std::sync::Arc;
 use super::awq::AwqLayer;
 use super::gptq::GptqLayer;
 use super::layer::Layer;
+use super::options::{GptqZeros, ModelOptions};
 use super::raw::{RawTensor, RawTensors, bad, unsupported};
 use super::recognise::{Found, erase};
 use super::settings::{LayerSettings, Settings};
-use super::{GptqZeros, ModelOptions};
 use crate::error::FormatError;
 
 /// Unchecked tensors of a layer.

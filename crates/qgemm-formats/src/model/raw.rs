@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use safetensors::tensor::{Dtype, SafeTensors};
 
-use super::NamedFile;
 use super::layer::elements;
+use super::options::NamedFile;
 use crate::dtype::DType;
 use crate::error::FormatError;
 use crate::names::printable;

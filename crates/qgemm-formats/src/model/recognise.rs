@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use safetensors::tensor::Dtype;
 
-use super::ModelOptions;
 use super::eight_bit::{EightBitLayer, EightBitSettings};
 use super::four_bit::{Mxfp4Layer, Nvfp4Layer};
 use super::grouped::take_grouped;
 use super::layer::Layer;
+use super::options::ModelOptions;
 use super::raw::{RawTensor, RawTensors, bad, unsupported};
 use super::settings::Settings;
 use super::stack::StackLayer;

@@ -11,8 +11,8 @@
 //! Settings are read when a layer depends on them. An invalid or contradicting setting
 //! is an error of that layer alone.
 
-use super::NamedFile;
 use super::json::Json;
+use super::options::NamedFile;
 use super::overrides::Overrides;
 use super::raw::bad;
 use crate::error::FormatError;

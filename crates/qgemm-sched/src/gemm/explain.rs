@@ -3,7 +3,7 @@
 
 use qgemm_hal::{CheckedGemm, DeviceInfo, Family, LaunchPlan};
 
-use super::cost::Cost;
+use super::bound::Cost;
 use super::partition::Cut;
 use super::search::{Preferences, Search};
 use super::select::choose;

@@ -3,6 +3,7 @@
 
 mod avoided;
 mod blocks;
+mod bound;
 mod cost;
 mod explain;
 mod partition;
@@ -12,8 +13,9 @@ mod select;
 mod tuned;
 
 pub use avoided::AvoidedKernel;
+pub use bound::{Bound, Cost};
+pub use cost::estimate;
 pub(crate) use cost::overlapping;
-pub use cost::{Bound, Cost, estimate};
 pub use explain::{Considered, Explanation, explain};
 pub use partition::{Cut, Partition};
 pub use search::{INVARIANT_M, Preferences};

@@ -6,7 +6,7 @@
 
 use qgemm_hal::{CheckedGemm, DeviceInfo, Operation, TileConfig};
 
-use super::cost::{Cost, ROOFLINE_P, efficiency};
+use super::bound::{Cost, ROOFLINE_P, efficiency};
 
 /// Bytes per second that one core reads. Two to four
 /// cores saturate most memories.

@@ -8,7 +8,8 @@ use qgemm_hal::{
     Unsupported, WorkspaceLayout,
 };
 
-use super::cost::{Cost, cost, estimate};
+use super::bound::Cost;
+use super::cost::{cost, estimate};
 use super::partition::{Cut, Partition};
 use super::tuned::TunedTable;
 use crate::error::SchedError;

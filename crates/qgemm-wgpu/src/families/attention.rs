@@ -20,11 +20,12 @@ use qgemm_hal::{
 use super::dispatch::{Dispatch, MARGIN, MAX_GROUPS, submit, too_large};
 use super::kv_cache::{Cache, KvNumbers, kv_code};
 use super::operands::{Bound, Touched};
-use super::{hash_of, shared_of};
+use crate::device::shared_of;
 use crate::event::WgpuStream;
 use crate::pipeline::{Compiled, Interface};
 use crate::shader::{ATTENTION_TEXTS, Shader, compose_attention};
 use crate::shared::Shared;
+use crate::source_hash::hash_of;
 
 /// wgpu families of `attention`.
 pub(super) const FAMILIES: Families<CheckedAttention> = &[&Attention];

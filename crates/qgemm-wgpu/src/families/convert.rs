@@ -14,12 +14,13 @@ use qgemm_hal::{
 use super::dispatch::{Dispatch, MARGIN, MAX_GROUPS, rows_that_fit, stride, submit, too_large};
 use super::modes::Modes;
 use super::operands::Touched;
-use super::{hash_of, shared_of};
+use crate::device::shared_of;
 use crate::event::WgpuStream;
 use crate::memory::VECTOR;
 use crate::pipeline::{Compiled, Interface};
 use crate::shader::{CONVERT_TEXTS, compose_convert};
 use crate::shared::Shared;
+use crate::source_hash::hash_of;
 
 /// wgpu families of `convert`.
 pub(super) const FAMILIES: Families<CheckedConvert> = &[&Convert];

@@ -15,11 +15,12 @@ use qgemm_hal::{
 
 use super::dispatch::{Dispatch, MARGIN, MAX_GROUPS, stride, submit, too_large};
 use super::operands::Touched;
-use super::{hash_of, shared_of};
+use crate::device::shared_of;
 use crate::event::WgpuStream;
 use crate::pipeline::{Compiled, Interface};
 use crate::shader::{DEQUANTIZE_TEXTS, compose_dequantize};
 use crate::shared::Shared;
+use crate::source_hash::hash_of;
 
 /// wgpu families of `dequantize`.
 pub(super) const FAMILIES: Families<CheckedDequantize> = &[&Dequantize];
@@ -85,7 +86,7 @@ impl Family<CheckedDequantize> for Dequantize {
         let kernel = DequantizeKernel { compiled, shared: shared.clone(), op: *op, dispatches: rows };
         let geometry = Geometry { grid, threads: THREADS, shared_bytes: 0 };
         let step = LaunchStep::new::<DequantizeOperand>(kernel_id(op), geometry, Arc::new(kernel));
-        let step = op.operands().into_iter().fold(step, |step, operand| step.bind(operand, operand));
+        let step = step.bind_all(op.operands());
         Ok(LaunchSequence::new::<DequantizeOperand>(format!("{NAME}_{}", op.format), vec![step]))
     }
 

@@ -20,7 +20,7 @@ use super::dispatch::{Dispatch, MARGIN, MAX_GROUPS, rows_that_fit, stride, submi
 use super::gemm::{INTERFACE, Params, TILE_ROWS, weight_code_of};
 use super::modes::Modes;
 use super::operands::Touched;
-use super::shared_of;
+use crate::device::shared_of;
 use crate::event::WgpuStream;
 use crate::memory::VECTOR;
 use crate::pipeline::{Compiled, Interface};

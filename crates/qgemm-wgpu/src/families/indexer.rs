@@ -15,11 +15,12 @@ use qgemm_hal::{
 
 use super::dispatch::{Dispatch, MARGIN, MAX_GROUPS, stride, submit, too_large};
 use super::operands::{Bound, Touched};
-use super::{hash_of, shared_of};
+use crate::device::shared_of;
 use crate::event::WgpuStream;
 use crate::pipeline::{Compiled, Interface};
 use crate::shader::{INDEXER_TEXTS, Shader, compose_indexer};
 use crate::shared::Shared;
+use crate::source_hash::hash_of;
 
 /// wgpu families of `indexer`.
 pub(super) const FAMILIES: Families<CheckedIndexer> = &[&Indexer];
@@ -259,7 +260,7 @@ fn step(shared: &Arc<Shared>, op: &CheckedIndexer, part: Part, chooses: bool) ->
         O::Indices => chooses,
         _ => !chooses,
     };
-    let step = op.operands().into_iter().filter(is_bound).fold(step, |step, operand| step.bind(operand, operand));
+    let step = step.bind_all(op.operands().into_iter().filter(is_bound));
     Ok(match op.chosen() {
         0 => step,
         _ => step.bind_part(O::Workspace, O::Workspace, WorkspaceLayout::RESERVED..op.score_bytes(part.queries)),

@@ -16,11 +16,12 @@ use qgemm_hal::{
 use super::dispatch::{Dispatch, MARGIN, MAX_GROUPS, submit, too_large};
 use super::kv_cache::{Cache, KvNumbers, kv_code};
 use super::operands::{Bound, Touched};
-use super::{hash_of, shared_of};
+use crate::device::shared_of;
 use crate::event::WgpuStream;
 use crate::pipeline::{Compiled, Interface};
 use crate::shader::{KV_APPEND_TEXTS, Shader, compose_kv_append};
 use crate::shared::Shared;
+use crate::source_hash::hash_of;
 
 /// wgpu families of `kv_append`.
 pub(super) const FAMILIES: Families<CheckedKvAppend> = &[&KvAppend];
@@ -289,7 +290,7 @@ impl Family<CheckedKvAppend> for KvAppend {
                 let own = [Some(part.written.0), part.source.map(|(source, _)| source), part.scales];
                 !of_one.contains(operand) || own.contains(&Some(*operand))
             };
-            Ok(op.operands().into_iter().filter(others).fold(step, |step, operand| step.bind(operand, operand)))
+            Ok(step.bind_all(op.operands().into_iter().filter(others)))
         };
         let steps = parts(op).into_iter().map(step).collect::<Result<_, HalError>>()?;
         Ok(LaunchSequence::new::<KvAppendOperand>(format!("{NAME}_{}_{}", op.dtype, op.kv), steps))

@@ -19,11 +19,12 @@ use qgemm_hal::{
 use super::dispatch::{Dispatch, MARGIN, MAX_GROUPS, stride, submit, too_large};
 use super::modes::Modes;
 use super::operands::Touched;
-use super::{hash_of, shared_of};
+use crate::device::shared_of;
 use crate::event::WgpuStream;
 use crate::pipeline::{Compiled, Interface};
 use crate::shader::{MATMUL_TEXTS, compose_matmul};
 use crate::shared::Shared;
+use crate::source_hash::hash_of;
 
 /// wgpu families of `matmul`.
 pub(super) const FAMILIES: Families<CheckedMatmul> = &[&Matmul];

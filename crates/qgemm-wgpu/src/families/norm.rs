@@ -19,11 +19,12 @@ use qgemm_hal::{
 use super::dispatch::{Dispatch, MARGIN, MAX_GROUPS, rows_that_fit, stride, submit, too_large};
 use super::operands::Touched;
 use super::quantize::constants;
-use super::{hash_of, shared_of};
+use crate::device::shared_of;
 use crate::event::WgpuStream;
 use crate::pipeline::{Compiled, Interface};
 use crate::shader::{NORM_TEXTS, compose_norm, compose_norm_quantized};
 use crate::shared::Shared;
+use crate::source_hash::hash_of;
 
 /// wgpu families of `norm`.
 pub(super) const FAMILIES: Families<CheckedNorm> = &[&Norm];
@@ -115,7 +116,7 @@ impl Family<CheckedNorm> for Norm {
 
     fn prepare(&self, device: &dyn Device, op: &CheckedNorm, _: &NormLaunch) -> Result<LaunchSequence, HalError> {
         let step = step(device, op)?;
-        let step = op.operands().into_iter().fold(step, |step, operand| step.bind(operand, operand));
+        let step = step.bind_all(op.operands());
         Ok(LaunchSequence::new::<NormOperand>(op.kernel_name(), vec![step]))
     }
 

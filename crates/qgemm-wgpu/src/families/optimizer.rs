@@ -14,11 +14,12 @@ use qgemm_hal::{
 
 use super::dispatch::{Dispatch, MARGIN, MAX_GROUPS, submit, too_large};
 use super::operands::Touched;
-use super::{hash_of, shared_of};
+use crate::device::shared_of;
 use crate::event::WgpuStream;
 use crate::pipeline::{Compiled, Interface};
 use crate::shader::{OPTIMIZER_TEXTS, compose_optimizer};
 use crate::shared::Shared;
+use crate::source_hash::hash_of;
 
 /// wgpu families of `optimizer`.
 pub(super) const FAMILIES: Families<CheckedOptimizer> = &[&Optimizer];
@@ -101,7 +102,7 @@ impl Family<CheckedOptimizer> for Optimizer {
         let geometry = Geometry { grid, threads: THREADS, shared_bytes: 0 };
         let kernel = OptimizerKernel { compiled, shared: shared.clone(), op: *op, parts };
         let step = LaunchStep::new::<OptimizerOperand>(kernel_id(op), geometry, Arc::new(kernel));
-        let step = op.operands().into_iter().fold(step, |step, operand| step.bind(operand, operand));
+        let step = step.bind_all(op.operands());
         Ok(LaunchSequence::new::<OptimizerOperand>(op.kernel_name(), vec![step]))
     }
 

@@ -15,11 +15,12 @@ use qgemm_hal::{
 use super::dispatch::{Dispatch, MARGIN, MAX_GROUPS, rows_that_fit, stride, submit, too_large};
 use super::modes::Modes;
 use super::operands::Touched;
-use super::{hash_of, shared_of};
+use crate::device::shared_of;
 use crate::event::WgpuStream;
 use crate::pipeline::{Compiled, Interface};
 use crate::shader::{QUANTIZE_TEXTS, compose_quantize};
 use crate::shared::Shared;
+use crate::source_hash::hash_of;
 
 /// wgpu families of `quantize`.
 pub(super) const FAMILIES: Families<CheckedQuantize> = &[&Quantize];
@@ -92,7 +93,7 @@ impl Family<CheckedQuantize> for Quantize {
         };
         let kernel = QuantizeKernel { compiled, shared: shared.clone(), op: *op, parts };
         let step = LaunchStep::new::<QuantizeOperand>(kernel_id(op), geometry, Arc::new(kernel));
-        let step = op.operands().into_iter().fold(step, |step, operand| step.bind(operand, operand));
+        let step = step.bind_all(op.operands());
         let name = format!("{NAME}_{}_{}", op.x.dtype, op.format);
         Ok(LaunchSequence::new::<QuantizeOperand>(name, vec![step]))
     }

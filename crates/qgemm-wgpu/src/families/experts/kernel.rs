@@ -13,15 +13,40 @@ use qgemm_hal::{
 };
 
 use super::extents::{Extents, added_c};
-use super::{CHECK_INTERFACE, COMBINE_INTERFACE, GATHER_INTERFACE, INTERFACE};
 use crate::event::WgpuStream;
 use crate::families::dispatch::{Dispatch, stride, submit};
-use crate::families::gemm::x_matrix;
+use crate::families::gemm::{INTERFACE as GEMM_INTERFACE, x_matrix};
 use crate::families::modes::Modes;
 use crate::families::operands::{Bound, Touched};
 use crate::memory::VECTOR;
-use crate::pipeline::Compiled;
+use crate::pipeline::{Compiled, Interface};
 use crate::shared::Shared;
+
+/// Kernel interface of the products: that of `gemm`, with the index
+/// in the binding of C or of the row factors.
+pub(crate) const INTERFACE: Interface =
+    Interface { name: "experts", bindings: GEMM_INTERFACE.bindings, params_bytes: size_of::<Params>() as u32 };
+
+/// Interface of the index check.
+pub(crate) const CHECK_INTERFACE: Interface = Interface {
+    name: "experts_check",
+    bindings: &[(0, false), (1, false), (2, true)],
+    params_bytes: size_of::<CheckParams>() as u32,
+};
+
+/// Interface of the kernel that gathers index and row factors.
+pub(crate) const GATHER_INTERFACE: Interface = Interface {
+    name: "experts_gather",
+    bindings: &[(0, false), (1, false), (2, true)],
+    params_bytes: size_of::<GatherParams>() as u32,
+};
+
+/// Interface of the combine kernel.
+pub(crate) const COMBINE_INTERFACE: Interface = Interface {
+    name: "experts_combine",
+    bindings: &[(0, false), (1, false), (2, false), (7, false), (8, true)],
+    params_bytes: size_of::<CombineParams>() as u32,
+};
 
 /// `Params` of `shaders/experts_params.wgsl`.
 #[repr(C)]

@@ -17,45 +17,20 @@ use super::dispatch::{MARGIN, MAX_GROUPS, too_large};
 use super::gemm::gemv_int8::{self, XBytes, of_quantized_x};
 use super::gemm::{gemv, int8, of_plain_x, simt, source_hash, weight_code};
 use super::routing::{list_steps, list_workspace_bytes};
-use super::shared_of;
-use crate::pipeline::{Compiled, Interface};
+use crate::device::shared_of;
+use crate::pipeline::Compiled;
 use crate::shader::{
     self, ENTRY, EXPERTS_ENTRY, EXPERTS_TEXTS, Part, Shader, compose_experts_check, compose_experts_combine,
     compose_experts_gather,
 };
 use crate::weight_code::{CLASS, WeightCode};
 use extents::{Extents, added_c, bound_experts};
-use kernel::{CheckParams, CombineParams, ExpertsKernel, GatherParams, Params, What};
+pub(crate) use kernel::{CHECK_INTERFACE, COMBINE_INTERFACE, GATHER_INTERFACE, INTERFACE};
+use kernel::{ExpertsKernel, What};
 
 /// wgpu families of `experts`.
 pub(super) const FAMILIES: Families<CheckedExperts> =
     &[&ExpertsFamily::GemvInt8, &ExpertsFamily::Gemv, &ExpertsFamily::GemmInt8, &ExpertsFamily::Gemm];
-
-/// Kernel interface of the products: that of `gemm`, with the index
-/// in the binding of C or of the row factors.
-pub(crate) const INTERFACE: Interface =
-    Interface { name: "experts", bindings: super::gemm::INTERFACE.bindings, params_bytes: size_of::<Params>() as u32 };
-
-/// Interface of the index check.
-pub(crate) const CHECK_INTERFACE: Interface = Interface {
-    name: "experts_check",
-    bindings: &[(0, false), (1, false), (2, true)],
-    params_bytes: size_of::<CheckParams>() as u32,
-};
-
-/// Interface of the kernel that gathers index and row factors.
-pub(crate) const GATHER_INTERFACE: Interface = Interface {
-    name: "experts_gather",
-    bindings: &[(0, false), (1, false), (2, true)],
-    params_bytes: size_of::<GatherParams>() as u32,
-};
-
-/// Interface of the combine kernel.
-pub(crate) const COMBINE_INTERFACE: Interface = Interface {
-    name: "experts_combine",
-    bindings: &[(0, false), (1, false), (2, false), (7, false), (8, true)],
-    params_bytes: size_of::<CombineParams>() as u32,
-};
 
 /// Invocations of a workgroup: index check, gather, combine.
 const CHECK_THREADS: u32 = 256;
