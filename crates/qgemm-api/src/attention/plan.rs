@@ -236,7 +236,11 @@ impl Recorded for CheckedAttention {
 
     fn workspace(&self, plan: &Launch) -> Vec<WorkspaceRegion> {
         let name = if plan.config.parts > 1 { "partial results" } else { "lists of tiles" };
-        WorkspaceRegion::whole(name, plan.config.workspace_bytes)
+        let plain = plan.config.dequantized_bytes;
+        let own = plan.config.workspace_bytes - plain;
+        let mut regions = WorkspaceRegion::whole(name, own);
+        regions.extend((plain > 0).then(|| WorkspaceRegion::new("dequantized keys and values", own, plain)));
+        regions
     }
 
     fn dispatch(&self, plan: &Launch) -> Dispatch {

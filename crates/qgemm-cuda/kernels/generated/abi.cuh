@@ -496,6 +496,23 @@ struct AttentionBits {
 static_assert(QG_OFFSET_OF(AttentionBits, head_words) == 8, "layout");
 static_assert(QG_OFFSET_OF(AttentionBits, row_words) == 16, "layout");
 static_assert(QG_OFFSET_OF(AttentionBits, is_shared) == 20, "layout");
+struct AttentionPlainKv {
+    u64 keys;  // Keys: byte offset in the workspace.
+    u64 values;  // Values: byte offset in the workspace.
+    u64 table;  // Block table of the plain rows: byte offset in the workspace.
+    u64 sequence_rows;  // Rows of a sequence; 0 with offsets.
+    u32 table_width;  // Columns of the block table; 0 without one.
+    u32 key_format;  // Format of the keys (3 = E4M3, 4 = Q8_0, 5 = Q4_0).
+    u32 value_format;  // Format of the values.
+    u32 sequence_ctas;  // CTAs of a sequence.
+}; static_assert(sizeof(AttentionPlainKv) == 48, "layout");
+static_assert(QG_OFFSET_OF(AttentionPlainKv, values) == 8, "layout");
+static_assert(QG_OFFSET_OF(AttentionPlainKv, table) == 16, "layout");
+static_assert(QG_OFFSET_OF(AttentionPlainKv, sequence_rows) == 24, "layout");
+static_assert(QG_OFFSET_OF(AttentionPlainKv, table_width) == 32, "layout");
+static_assert(QG_OFFSET_OF(AttentionPlainKv, key_format) == 36, "layout");
+static_assert(QG_OFFSET_OF(AttentionPlainKv, value_format) == 40, "layout");
+static_assert(QG_OFFSET_OF(AttentionPlainKv, sequence_ctas) == 44, "layout");
 struct NormShape {
     u32 rows;  // Rows of X and D.
     u32 columns;  // Columns of X.

@@ -430,6 +430,8 @@ axis! {
         Combine: "combine",
         /// Lists of key tiles with visible keys, from a bit mask.
         ListTiles: "list_tiles",
+        /// Quantized keys and values to plain rows.
+        Dequantize: "dequantize",
         /// Log-sum-exp alone.
         LogSumExp: "log_sum_exp",
     }
@@ -514,6 +516,9 @@ pub struct AttentionConfig {
     pub part_keys: u32,
     /// Workspace bytes; 0 when none is needed.
     pub workspace_bytes: usize,
+    /// Workspace bytes of keys and values that a launch in
+    /// front dequantizes; 0 without such a launch.
+    pub dequantized_bytes: usize,
     /// Arithmetic of the inner loop.
     pub math: Math,
     /// Tile rows divided by query rows. A partly filled tile
@@ -698,6 +703,7 @@ impl Operation for CheckedAttention {
             // Operations with many queries have a workspace, so that
             // higher layers can test with one.
             workspace_bytes: if self.tokens > 64 { 1024 } else { 0 },
+            dequantized_bytes: 0,
             math: Math::FmaF32,
             padding: 1.0,
             efficiency: (1000, 1000),

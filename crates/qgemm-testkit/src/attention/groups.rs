@@ -32,6 +32,11 @@ pub(super) const GROUPS: &[Cases<AttentionCase>] = &[
         bits,
     ),
     group("attention_every_kernel", "every kernel that a plan has the choice of", every_kernel),
+    group(
+        "attention_dequantized",
+        "caches in codes and many queries: every kernel, every place, masks, pages that are none, unaligned operands",
+        dequantized,
+    ),
     group("attention_invariant", "bits of a sequence do not depend on the others", invariant),
 ];
 
@@ -369,6 +374,45 @@ fn bits() -> Vec<AttentionCase> {
             ..case
         });
     }
+    numbered(cases)
+}
+
+fn dequantized() -> Vec<AttentionCase> {
+    let places = [
+        AttentionStorage::Paged(16),
+        AttentionStorage::Offsets,
+        AttentionStorage::Paged(5),
+        AttentionStorage::Lengths(3),
+    ];
+    let lengths: [&[(usize, usize)]; 3] =
+        [&[(130, 300)], &[(40, 70), (20, 5), (0, 9), (33, 260)], &[(70, 150), (70, 70)]];
+    let kv = [KvFormat::E4M3, KvFormat::Q8_0, KvFormat::Q4_0];
+    let mut cases = Vec::new();
+    for (i, places) in places.into_iter().enumerate() {
+        for (j, kv) in kv.into_iter().enumerate() {
+            let case = AttentionCase::new(lengths[(i + j) % 3], [(4, 2), (3, 1)][i % 2], 64, types((i + j) % 2));
+            let is_paged = matches!(places, AttentionStorage::Paged(_));
+            let mask = AttentionMask { bits: MaskBits::of_tokens(), pattern: MaskPattern::Documents(40) };
+            cases.push(AttentionCase {
+                kv,
+                places,
+                dims: [(128, 128), (64, 96), (192, 128), (256, 256)][(i + 2 * j) % 4],
+                values: if is_paged && j != 1 { AttentionValues::BadPages } else { AttentionValues::Normal },
+                window: ((i + j) % 4 == 1).then_some(50),
+                soft_cap: ((i + j) % 4 == 2).then_some(20.0),
+                mask: ((i + j) % 4 == 3).then_some(mask),
+                causal: (i + j) % 3 != 0,
+                head_major: i == 2,
+                gap: 32 * (j % 2),
+                offset: i % 2,
+                every_kernel: true,
+                ..case
+            });
+        }
+    }
+    // NaN in keys that some queries do not see.
+    let case = AttentionCase::new(&[(70, 100), (70, 70)], (2, 1), 128, DType::F16);
+    cases.push(AttentionCase { kv: KvFormat::E4M3, values: AttentionValues::NotFinite, every_kernel: true, ..case });
     numbered(cases)
 }
 

@@ -211,6 +211,7 @@ impl Family<CheckedAttention> for AttentionSimt {
             parts: cut.parts as u32,
             part_keys: cut.part_keys as u32,
             workspace_bytes: if cut.parts > 1 { op.partial_bytes(cut.parts) } else { 0 },
+            dequantized_bytes: 0,
             math: Math::FmaF32,
             padding: (cut.row_ctas * spec.rows as usize) as f64 / rows as f64,
             efficiency: EFFICIENCY,

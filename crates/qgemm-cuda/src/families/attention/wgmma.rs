@@ -21,6 +21,7 @@ use qgemm_hal::{
 use super::super::kernel_launch::{Addresses, KernelLaunch, MakeKernel, Params, load};
 use super::super::launch_params::LaunchParams;
 use super::super::prelude::Prelude;
+use super::dequantized;
 use super::params::{AttentionParams, is_all};
 use super::simt::ctas;
 use super::tile_lists::{self, ListedParams, TileLists};
@@ -352,24 +353,29 @@ pub(super) fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(Atten
     Ok((spec, variant))
 }
 
+/// Configs for plain keys and values.
+fn configs(op: &CheckedAttention, info: &DeviceInfo) -> Result<Vec<AttentionConfig>, Unsupported> {
+    let (spec, variant) = spec_of(op, info)?;
+    super::check_invariant(NAME, op, info)?;
+    let by_rows = spec.paging == KvPaging::Rows;
+    let efficiency = if by_rows { EFFICIENCY_BY_ROWS } else { EFFICIENCY };
+    let attend = super::one_launch(op, id(spec, variant), &spec, efficiency);
+    Ok(vec![match op.mask {
+        Some(mask) => {
+            let workspace_bytes = WorkspaceLayout::RESERVED + TileLists::new(op, mask, &spec).bytes();
+            AttentionConfig { launches: 2, workspace_bytes, ..attend }
+        }
+        None => attend,
+    }])
+}
+
 impl Family<CheckedAttention> for AttentionWgmma {
     fn name(&self) -> &'static str {
         NAME
     }
 
     fn configs(&self, op: &CheckedAttention, info: &DeviceInfo) -> Result<Vec<AttentionConfig>, Unsupported> {
-        let (spec, variant) = spec_of(op, info)?;
-        super::check_invariant(NAME, op, info)?;
-        let by_rows = spec.paging == KvPaging::Rows;
-        let efficiency = if by_rows { EFFICIENCY_BY_ROWS } else { EFFICIENCY };
-        let attend = super::one_launch(op, id(spec, variant), &spec, efficiency);
-        Ok(vec![match op.mask {
-            Some(mask) => {
-                let workspace_bytes = WorkspaceLayout::RESERVED + TileLists::new(op, mask, &spec).bytes();
-                AttentionConfig { launches: 2, workspace_bytes, ..attend }
-            }
-            None => attend,
-        }])
+        dequantized::configs(op, |op| configs(op, info))
     }
 
     fn prepare(
