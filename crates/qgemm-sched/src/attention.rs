@@ -120,6 +120,7 @@ mod tests {
             causal: true,
             window: None,
             mask: None,
+            sinks: false,
             scale: 0.1,
             soft_cap: None,
             lse: false,

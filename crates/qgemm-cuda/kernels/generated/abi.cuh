@@ -459,7 +459,8 @@ struct AttentionPointers {
     u32 part_keys;  // Keys of a split-KV part.
     u32 row_ctas;  // CTAs for the rows of a sequence and KV head.
     u32 page_shift;  // log2 of the rows of a page; 32 if they are not a power of two.
-}; static_assert(sizeof(AttentionPointers) == 208, "layout");
+    u64 sinks;  // Sink of each query head; 0 without sinks.
+}; static_assert(sizeof(AttentionPointers) == 216, "layout");
 static_assert(QG_OFFSET_OF(AttentionPointers, k) == 8, "layout");
 static_assert(QG_OFFSET_OF(AttentionPointers, v) == 16, "layout");
 static_assert(QG_OFFSET_OF(AttentionPointers, k_factors) == 24, "layout");
@@ -487,6 +488,7 @@ static_assert(QG_OFFSET_OF(AttentionPointers, parts) == 192, "layout");
 static_assert(QG_OFFSET_OF(AttentionPointers, part_keys) == 196, "layout");
 static_assert(QG_OFFSET_OF(AttentionPointers, row_ctas) == 200, "layout");
 static_assert(QG_OFFSET_OF(AttentionPointers, page_shift) == 204, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, sinks) == 208, "layout");
 struct AttentionBits {
     u64 address;  // The first word of the first row.
     u64 head_words;  // Words between heads; 0 when all heads share the rows.

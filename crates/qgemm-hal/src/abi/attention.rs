@@ -107,6 +107,8 @@ abi_struct! {
         /// log2 of the rows of a page; 32 if they are
         /// not a power of two.
         pub page_shift: u32,
+        /// Sink of each query head; 0 without sinks.
+        pub sinks: u64,
     }
 }
 

@@ -17,10 +17,13 @@ use crate::outcome::{Exemption, Failure, Outcome, Verdict};
 const EXEMPTIONS: &[Exemption<AttentionCase>] = &[Exemption {
     device: DeviceKind::Wgpu,
     applies: |case, _| {
+        let extra = usize::from(case.mask.is_some()) + usize::from(case.sinks);
+        let has_lengths = case.places != AttentionStorage::Each;
         let is_paged = matches!(case.places, AttentionStorage::Paged(_));
-        case.mask.is_some() && !case.kv.is_plain() && case.ragged && is_paged
+        let free = [case.kv.is_plain(), !case.ragged, !has_lengths, !is_paged];
+        extra > free.into_iter().filter(|is_free| *is_free).count()
     },
-    reason: "wgpu has no storage buffer for a mask beside codes, their scales, offsets of queries and a block table",
+    reason: "wgpu has no storage buffer for mask and sinks beside codes, their scales, offsets of queries and a block table",
 }];
 
 /// Error limit before rounding: f32 sums and, if Q is 16-bit,
@@ -70,6 +73,7 @@ struct Given {
     k_factors: Buffer,
     v_factors: Buffer,
     mask: Buffer,
+    sinks: Buffer,
 }
 
 /// Index operands of a run: queries and keys of each sequence.
@@ -145,6 +149,7 @@ fn judge(ctx: &Context, case: &AttentionCase, outcome: &mut Outcome) -> Result<(
             v_scales: ctx.upload(&stored.v.scales)?,
             k_factors: ctx.upload(&case.factors(4))?,
             v_factors: ctx.upload(&case.factors(5))?,
+            sinks: ctx.upload(&case.head_sinks())?,
             mask: ctx.upload(&case.mask.map_or(Vec::new(), |mask| mask.words(case)))?,
         })
     })()
@@ -228,6 +233,9 @@ fn attention(case: &AttentionCase, stored: &Stored, index: &Index) -> Attention 
     if let Some(mask) = case.mask {
         attention = attention.mask(mask.bits);
     }
+    if case.sinks {
+        attention = attention.sinks();
+    }
     if let Some(scale) = case.scale {
         attention = attention.scale(scale);
     }
@@ -275,6 +283,7 @@ fn run_on(
     args.kv_lengths = (paged || matches!(case.places, AttentionStorage::Lengths(_))).then(|| (&lengths).into());
     args.block_table = paged.then(|| (&table).into());
     args.mask = case.mask.map(|_| (&given.mask).into());
+    args.sinks = case.sinks.then(|| (&given.sinks).into());
     args.lse = if case.lse { Some(lse.slice_mut(stored.lse.range())?) } else { None };
     args.workspace = Some(workspace);
     plan.run(&ctx.default_stream(), args)?;

@@ -264,7 +264,7 @@ struct TmaAttentionParams {
     attention: AttentionParams,
     heads_together: u32,
     piece_shift: u32,
-    padding: [u64; 5],
+    padding: [u64; 4],
     maps: [EncodedMap; 3],
 }
 
@@ -275,7 +275,6 @@ struct MaskedTmaAttentionParams {
     attention: ListedParams,
     heads_together: u32,
     piece_shift: u32,
-    padding: u64,
     maps: [EncodedMap; 3],
 }
 
@@ -299,7 +298,7 @@ impl Params for MappedAttention<AttentionParams> {
             attention,
             heads_together: self.heads_together,
             piece_shift: self.piece_shift,
-            padding: [0; 5],
+            padding: [0; 4],
             maps: self.maps(&attention.at, at)?,
         }))
     }
@@ -312,7 +311,6 @@ impl Params for MappedAttention<ListedParams> {
             attention,
             heads_together: self.heads_together,
             piece_shift: self.piece_shift,
-            padding: 0,
             maps: self.maps(&attention.attention().at, at)?,
         }))
     }
