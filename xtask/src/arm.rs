@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::Context;
 
-use crate::workspace;
+use xtask::workspace;
 
 /// Statically linked by the linker that comes with Rust, so that
 /// neither a C compiler nor Arm libraries are needed. `.cargo/config.toml`

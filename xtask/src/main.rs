@@ -1,24 +1,14 @@
 //! Build and check commands of the workspace:
 //! `cargo xtask <command>`, one file for each command.
+//! Commands of [`kernels`] have a package of their own.
 
 #![allow(clippy::print_stdout, reason = "commands print their results")]
 
 mod arm;
-mod build_kernels;
-mod codegen;
-mod embed;
-mod kernels_lock;
+mod kernels;
 mod model;
-mod nvrtc;
-mod performance;
-mod pip;
-mod sass;
-mod spills;
-mod stress;
 mod test;
 mod tidy;
-mod wgmma;
-mod workspace;
 
 use std::process::ExitCode;
 
@@ -34,19 +24,19 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Compile every kernel for the given architectures into bundles.
-    BuildKernels(build_kernels::Args),
+    BuildKernels(kernels::Args),
     /// Generate the parameter ABI and the layouts as CUDA and WGSL,
     /// or check that the generated files are current.
-    Codegen(codegen::Args),
+    Codegen(kernels::Args),
     /// Ask the compiler which kernels exceed the registers, so that main
     /// loops choose among the others.
-    Spills(spills::Args),
+    Spills(kernels::Args),
     /// Print the path of a model that examples and tests run, and
     /// install it if necessary.
     Model(model::Args),
     /// Write the tables of docs/results/performance.md from
     /// benches/results/, or check that they are current.
-    Performance(performance::Args),
+    Performance(kernels::Args),
     /// Run every check and test of every layer, and
     /// set up what is missing.
     Test(test::Args),
@@ -57,11 +47,11 @@ enum Command {
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
-        Command::BuildKernels(args) => build_kernels::run(&args),
-        Command::Codegen(args) => codegen::run(&args),
-        Command::Spills(args) => spills::run(&args),
+        Command::BuildKernels(args) => kernels::run("build-kernels", &args),
+        Command::Codegen(args) => kernels::run("codegen", &args),
+        Command::Spills(args) => kernels::run("spills", &args),
         Command::Model(args) => model::run(&args),
-        Command::Performance(args) => performance::run(&args),
+        Command::Performance(args) => kernels::run("performance", &args),
         Command::Test(args) => test::run(&args),
         Command::Tidy(args) => tidy::run(&args),
     };

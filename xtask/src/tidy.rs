@@ -11,8 +11,8 @@ mod rust_sources;
 
 use anyhow::bail;
 
-use crate::workspace;
 use finding::Source;
+use xtask::workspace;
 
 /// Options of the command.
 #[derive(clap::Args)]

@@ -1,7 +1,5 @@
 //! Workspace root, its files, and running commands in it.
 
-use std::fs::File;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
@@ -39,6 +37,15 @@ pub fn cargo() -> Command {
     command
 }
 
+/// Cargo's target folder: this executable is in `<target>/<profile>/`.
+///
+/// # Errors
+/// When the executable is elsewhere.
+pub fn target_folder() -> anyhow::Result<PathBuf> {
+    let executable = std::env::current_exe().context("finding this executable")?;
+    executable.ancestors().nth(2).map(Path::to_path_buf).context("the executable is in no target folder")
+}
+
 /// Files that git tracks or would track, as paths
 /// relative to the root.
 pub fn files() -> anyhow::Result<Vec<PathBuf>> {
@@ -55,23 +62,6 @@ pub fn files() -> anyhow::Result<Vec<PathBuf>> {
     files.sort();
     files.dedup();
     Ok(files)
-}
-
-/// Atomically writes `contents` to `path`: an interrupted
-/// command leaves the old file.
-///
-/// # Errors
-/// When writing fails.
-pub fn write(path: &Path, contents: &[u8]) -> anyhow::Result<()> {
-    let write = || -> anyhow::Result<()> {
-        let folder = path.parent().context("it has no folder")?;
-        let begin = |path: &Path| File::create_new(path);
-        let mut file = tempfile::Builder::new().prefix(".unfinished-").make_in(folder, begin)?;
-        file.write_all(contents)?;
-        file.persist(path)?;
-        Ok(())
-    };
-    write().with_context(|| format!("writing {}", path.display()))
 }
 
 /// Output of `command`, which must succeed.

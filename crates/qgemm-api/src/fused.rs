@@ -13,6 +13,7 @@ use crate::convert::{Conversion, ConversionArgs, ConversionPlan};
 use crate::error::Error;
 use crate::gemm::{Args, Plan, Problem, XRef};
 use crate::operand::{Checks, Stored, WIDE_ACCESS};
+use crate::setters::setters;
 use crate::weight::Weight;
 use crate::workspace::Workspace;
 
@@ -258,40 +259,19 @@ impl<'a> FusedArgs<'a> {
         Self { x: x.into(), w, outputs, workspace, c, bias, token_scale, residual, gamma, beta }
     }
 
-    /// With the C of [`FusedArgs::c`].
-    pub fn c(mut self, c: impl Into<BufferRef<'a>>) -> Self {
-        self.c = Some(c.into());
-        self
-    }
-
-    /// With the bias of all segments.
-    pub fn bias(mut self, bias: impl Into<BufferRef<'a>>) -> Self {
-        self.bias = Some(bias.into());
-        self
-    }
-
-    /// With the factors of tokens.
-    pub fn token_scale(mut self, token_scale: impl Into<BufferRef<'a>>) -> Self {
-        self.token_scale = Some(token_scale.into());
-        self
-    }
-
-    /// With the residual of all segments.
-    pub fn residual(mut self, residual: impl Into<BufferRef<'a>>) -> Self {
-        self.residual = Some(residual.into());
-        self
-    }
-
-    /// With the gamma of the norm.
-    pub fn gamma(mut self, gamma: impl Into<BufferRef<'a>>) -> Self {
-        self.gamma = Some(gamma.into());
-        self
-    }
-
-    /// With the beta of the norm.
-    pub fn beta(mut self, beta: impl Into<BufferRef<'a>>) -> Self {
-        self.beta = Some(beta.into());
-        self
+    setters! {
+        /// With the C of [`FusedArgs::c`].
+        c: BufferRef,
+        /// With the bias of all segments.
+        bias: BufferRef,
+        /// With the factors of tokens.
+        token_scale: BufferRef,
+        /// With the residual of all segments.
+        residual: BufferRef,
+        /// With the gamma of the norm.
+        gamma: BufferRef,
+        /// With the beta of the norm.
+        beta: BufferRef,
     }
 }
 

@@ -114,6 +114,7 @@ mod quantize;
 mod record;
 mod routing;
 mod sampling;
+mod setters;
 mod tune;
 mod weight;
 mod workspace;
@@ -163,10 +164,11 @@ pub use qgemm_formats::{
     ActivationFormat, DType, Element, ElementType, Format, FormatError, HostExperts, HostWeight, NO_COLUMN, Quantized,
     SharedBytes, XCode, XFactor, XFormat, XParts, format_for_k, half, quantize_matrix,
 };
+pub use qgemm_hal::op::sampling::SamplingParameters;
 pub use qgemm_hal::{
     Activation, Buffer, BufferMut, BufferRef, Combine, Device, DeviceId, DeviceInfo, DeviceKind, Event, ExpertFault,
-    ExpertGroups, FactorFormat, HalError, KvFormat, MaskBits, MatmulLayout, NormFunction, NormKind, SamplingParameters,
-    Scoring, Stream, UpdateKind, UpdateRule, XPrecision,
+    ExpertGroups, FactorFormat, Feature, HalError, KvFormat, MaskBits, MatmulLayout, NormFunction, NormKind, Scoring,
+    Stream, UpdateKind, UpdateRule, XPrecision,
 };
 pub use qgemm_sched::SchedError;
 

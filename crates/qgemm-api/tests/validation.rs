@@ -2,9 +2,9 @@
 //! launched or written. On the no-op device.
 
 use qgemm_api::{
-    Activation, Args, Buffer, Context, DType, DeviceId, DeviceKind, Error, ExpertProblem, FormatError, Gradient,
-    HalError, HostWeight, Matmul, NormFunction, Plan, Problem, Weight, WeightOrder, XFormat, XPrecision, devices,
-    quantize,
+    Activation, Args, Buffer, Context, DType, DeviceId, DeviceKind, Error, ExpertProblem, Feature, FormatError,
+    Gradient, HalError, HostWeight, Matmul, NormFunction, Plan, Problem, Weight, WeightOrder, XFormat, XPrecision,
+    devices, quantize,
 };
 
 const N: usize = 5;
@@ -556,7 +556,7 @@ fn every_backend_is_listed_with_a_device_or_a_reason() {
 fn auto_opens_the_best_real_device() {
     use qgemm_api::DeviceListing::Found;
     let best = devices().into_iter().find_map(|listing| match listing {
-        Found(info) if !info.features.contains("software-adapter") => Some(info.id),
+        Found(info) if !info.features.contains(&Feature::SoftwareAdapter) => Some(info.id),
         _ => None,
     });
     assert_eq!(Some(Context::open("auto").expect("the CPU at least").info().id), best);

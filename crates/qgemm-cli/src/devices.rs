@@ -1,6 +1,6 @@
 //! `qgemm devices`: devices of this machine, and their formats.
 
-use qgemm_api::{DeviceInfo, DeviceListing, Format, devices};
+use qgemm_api::{DeviceInfo, DeviceListing, Feature, Format, devices};
 use serde::Serialize;
 
 use crate::holds::Holds;
@@ -59,7 +59,7 @@ impl From<DeviceInfo> for Found {
             cache_bytes: info.cache_bytes,
             shared_bytes: info.shared_bytes,
             max_buffer_bytes: info.max_buffer_bytes,
-            features: info.features.into_iter().collect(),
+            features: info.features.into_iter().map(Feature::name).collect(),
         }
     }
 }

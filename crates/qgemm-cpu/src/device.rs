@@ -8,8 +8,8 @@ use std::time::Duration;
 use qgemm_formats::Format;
 use qgemm_formats::prepack::FragmentLayout;
 use qgemm_hal::{
-    Buffer, BufferMut, BufferRef, Catalog, Device, DeviceId, DeviceInfo, Event, HalError, Host, HostEvent, HostMemory,
-    HostStream, Math, SimdLevel, Stream,
+    Buffer, BufferMut, BufferRef, Catalog, Device, DeviceId, DeviceInfo, Event, Feature, HalError, Host, HostEvent,
+    HostMemory, HostStream, Math, SimdLevel, Stream,
 };
 use rayon::ThreadPool;
 
@@ -116,15 +116,17 @@ fn rates(level: SimdLevel, units: u32) -> Vec<(Math, f64)> {
 }
 
 /// The level and those that it includes.
-fn features(level: SimdLevel) -> BTreeSet<&'static str> {
-    let included: &[SimdLevel] = match level {
+fn features(level: SimdLevel) -> BTreeSet<Feature> {
+    let included: &[Feature] = match level {
         SimdLevel::Scalar => &[],
-        SimdLevel::Neon | SimdLevel::Avx2 => &[level],
-        SimdLevel::NeonDotprod => &[SimdLevel::Neon, level],
-        SimdLevel::AvxVnni | SimdLevel::Avx512 => &[SimdLevel::Avx2, level],
-        SimdLevel::Avx512Vnni => &[SimdLevel::Avx2, SimdLevel::Avx512, level],
+        SimdLevel::Neon => &[Feature::Neon],
+        SimdLevel::NeonDotprod => &[Feature::Neon, Feature::NeonDotprod],
+        SimdLevel::Avx2 => &[Feature::Avx2],
+        SimdLevel::AvxVnni => &[Feature::Avx2, Feature::AvxVnni],
+        SimdLevel::Avx512 => &[Feature::Avx2, Feature::Avx512],
+        SimdLevel::Avx512Vnni => &[Feature::Avx2, Feature::Avx512, Feature::Avx512Vnni],
     };
-    included.iter().map(|l| l.name()).collect()
+    included.iter().copied().collect()
 }
 
 impl Device for CpuDevice {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use cudarc::driver::{result, sys};
-use qgemm_hal::{DeviceId, DeviceInfo, DeviceKind, HalError, Math, Variant};
+use qgemm_hal::{DeviceId, DeviceInfo, DeviceKind, Feature, HalError, Math, Variant};
 
 use crate::arch;
 use crate::driver;
@@ -161,26 +161,26 @@ fn rates(arch: u32, run: Variant, geforce: bool) -> [(Math, f64); 8] {
     ]
 }
 
-/// Instruction names that kernels of `variant` may use.
-fn features(arch: u32, variant: Variant, lowered: bool) -> BTreeSet<&'static str> {
-    let mut features = BTreeSet::from(["dp4a", "f16-mma"]);
+/// Instructions that kernels of `variant` may use.
+fn features(arch: u32, variant: Variant, lowered: bool) -> BTreeSet<Feature> {
+    let mut features = BTreeSet::from([Feature::Dp4a, Feature::F16Mma]);
     if variant >= Variant::Sm75 {
-        features.extend(["ldmatrix", "s8-mma"]);
+        features.extend([Feature::Ldmatrix, Feature::S8Mma]);
     }
     if variant >= Variant::Sm80 {
-        features.extend(["bf16-mma", "cp.async"]);
+        features.extend([Feature::Bf16Mma, Feature::CpAsync]);
     }
     if variant >= Variant::Sm89 {
-        features.insert("fp8-mma");
+        features.insert(Feature::Fp8Mma);
     }
     if variant == Variant::Sm90 {
-        features.extend(["wgmma", "tma"]);
+        features.extend([Feature::Wgmma, Feature::Tma]);
     }
     if variant == Variant::Sm120 {
-        features.insert("block-scaled-mma");
+        features.insert(Feature::BlockScaledMma);
     }
     if arch >= 90 && !lowered {
-        features.insert("programmatic-launch");
+        features.insert(Feature::ProgrammaticLaunch);
     }
     features
 }
@@ -243,9 +243,9 @@ mod tests {
 
     #[test]
     fn features_follow_the_variant() {
-        assert!(!features(90, Variant::Sm70, true).contains("bf16-mma"));
-        assert!(features(90, Variant::Sm90, false).contains("wgmma"));
-        assert!(!features(100, Variant::Sm80, false).contains("wgmma"));
-        assert!(!features(120, Variant::Sm120, false).contains("wgmma"));
+        assert!(!features(90, Variant::Sm70, true).contains(&Feature::Bf16Mma));
+        assert!(features(90, Variant::Sm90, false).contains(&Feature::Wgmma));
+        assert!(!features(100, Variant::Sm80, false).contains(&Feature::Wgmma));
+        assert!(!features(120, Variant::Sm120, false).contains(&Feature::Wgmma));
     }
 }

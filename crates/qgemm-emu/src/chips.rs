@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use qgemm_hal::{DeviceId, DeviceInfo, DeviceKind, Math, Variant};
+use qgemm_hal::{DeviceId, DeviceInfo, DeviceKind, Feature, Math, Variant};
 
 /// Chip properties that decide plans.
 struct Chip {
@@ -74,7 +74,7 @@ pub(crate) fn info(variant: Variant) -> DeviceInfo {
             (Math::TensorS8, if variant == Variant::Sm70 { 0.0 } else { rate(2.0 * chip.tensor) }),
         ],
         launch_seconds: 3e-6,
-        features: BTreeSet::from(["emulated"]),
+        features: BTreeSet::from([Feature::Emulated]),
     }
 }
 

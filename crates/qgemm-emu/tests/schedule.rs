@@ -7,7 +7,9 @@ use qgemm_cuda::KernelSpec;
 use qgemm_emu::{Access, Geometry, Region, device_address, launch_spec, set_block_order};
 use qgemm_formats::{DType, XFormat};
 use qgemm_hal::abi::{CudaGemmShape, GemmPointers, TileSchedule};
-use qgemm_hal::{Buffer, Device, HalError, LaunchPlan, Math, Schedule, StreamK, TileConfig, WorkTile, WorkspaceLayout};
+use qgemm_hal::{
+    Buffer, Device, HalError, LaunchPlan, Math, Name, Schedule, StreamK, TileConfig, WorkTile, WorkspaceLayout,
+};
 
 const THREADS: u32 = 64;
 const ORDERS: u64 = 20;
@@ -28,7 +30,7 @@ struct Params {
 fn plan([n_tiles, m_tiles, k_tiles]: [u32; 3], stream_k: StreamK, blocks: u32) -> LaunchPlan {
     let config = TileConfig {
         family: "listing",
-        main_loop: "listing",
+        main_loop: Name::new("listing"),
         variant: None,
         math: Math::FmaF32,
         tile_n: THREADS,

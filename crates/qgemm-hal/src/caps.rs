@@ -7,6 +7,7 @@ use std::str::FromStr;
 use qgemm_formats::DType;
 
 use crate::error::HalError;
+use crate::feature::Feature;
 
 /// Backend of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -214,8 +215,8 @@ pub struct DeviceInfo {
     /// Latency of a launch in seconds, before it does any work.
     /// On a CPU, of a launch that wakes threads.
     pub launch_seconds: f64,
-    /// Feature names, for tables and for queries by families.
-    pub features: BTreeSet<&'static str>,
+    /// Capabilities, for tables and for queries by families.
+    pub features: BTreeSet<Feature>,
 }
 
 impl DeviceInfo {

@@ -88,6 +88,12 @@ impl LaunchStep {
         self.bound(Binding { slot: slot.slot(), operand: operand.slot(), range: None })
     }
 
+    /// Binds each of the step's `operands` to the operation's
+    /// operand in the same slot.
+    pub fn bind_all(self, operands: impl IntoIterator<Item = impl Operand>) -> Self {
+        operands.into_iter().fold(self, |step, operand| step.bind(operand, operand))
+    }
+
     /// Binds the step's operand `slot` to the bytes `range` of
     /// `operand` of the operation.
     pub fn bind_part(self, slot: impl Operand, operand: impl Operand, range: Range<usize>) -> Self {

@@ -1,5 +1,6 @@
-// Mask and sinks: in a storage buffer of their own, or bound
-// in place of an index buffer that the attention has not.
+// Mask and sinks: in a storage buffer of
+// their own, or bound in place of an
+// index buffer that the attention has not.
 
 @group(0) @binding(8) var<storage, read> extra: array<u32>;
 

@@ -1,5 +1,6 @@
-// Mask and sinks, bound in place of an index buffer that the
-// attention has not: no further storage buffer is available.
+// Mask and sinks, bound in place of an
+// index buffer that the attention has not:
+// no further storage buffer is available.
 
 fn extra_word(binding: u32, index: u32) -> u32 {
     if (binding == 3u) {

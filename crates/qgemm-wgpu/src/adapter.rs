@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use qgemm_hal::{Device, DeviceId, DeviceInfo, DeviceKind, HalError, Math};
+use qgemm_hal::{Device, DeviceId, DeviceInfo, DeviceKind, Feature, HalError, Math};
 use wgpu::{
     AdapterInfo, Backends, CooperativeMatrixProperties, CooperativeScalarType, DeviceType, ExperimentalFeatures,
     Features, Limits,
@@ -15,8 +15,8 @@ use crate::shared::{Owner, Shared};
 
 /// All usable adapters, real GPUs first.
 ///
-/// Software adapters (lavapipe, WARP) have the feature
-/// `"software-adapter"`. wgpu does not report memory size (given as 0),
+/// Software adapters (lavapipe, WARP) have
+/// [`Feature::SoftwareAdapter`]. wgpu does not report memory size (given as 0),
 /// units, bandwidth or rates. These come from a short list of
 /// known GPUs, or are typical values for the adapter's kind: good
 /// enough to rank kernels, not to predict times.
@@ -142,15 +142,11 @@ fn no_device(why: String) -> HalError {
     HalError::NoDevice { device: DeviceKind::Wgpu.name().into(), why }
 }
 
-/// Feature name: workgroups may have 512 invocations.
-pub(crate) const WIDE_WORKGROUPS: &str = "wide-workgroups";
 /// Workgroup size that every adapter must support.
 const WORKGROUP: u32 = 256;
 
-/// Feature name: kernels may multiply [cooperative
-/// matrices](CooperativeMatrices).
-pub(crate) const COOPERATIVE_MATRICES: &str = "cooperative-matrices";
-/// wgpu features that this requires at device creation.
+/// wgpu features that [cooperative matrices](CooperativeMatrices)
+/// require at device creation.
 const COOPERATIVE_FEATURES: Features =
     Features::EXPERIMENTAL_COOPERATIVE_MATRIX.union(Features::SHADER_F16).union(Features::SUBGROUP);
 
@@ -311,13 +307,13 @@ pub(crate) fn info(
     let features = [
         // Software adapters run invocations one by one, and would
         // have to compile more shaders.
-        (WIDE_WORKGROUPS, invocations >= 2 * WORKGROUP && !software),
-        ("software-adapter", software),
-        ("integrated", about.device_type == DeviceType::IntegratedGpu),
-        ("f16", has.contains(Features::SHADER_F16)),
-        (COOPERATIVE_MATRICES, matrices.is_some()),
-        ("subgroups", has.contains(Features::SUBGROUP)),
-        ("timestamps", has.contains(Features::TIMESTAMP_QUERY | Features::TIMESTAMP_QUERY_INSIDE_ENCODERS)),
+        (Feature::WideWorkgroups, invocations >= 2 * WORKGROUP && !software),
+        (Feature::SoftwareAdapter, software),
+        (Feature::Integrated, about.device_type == DeviceType::IntegratedGpu),
+        (Feature::F16, has.contains(Features::SHADER_F16)),
+        (Feature::CooperativeMatrices, matrices.is_some()),
+        (Feature::Subgroups, has.contains(Features::SUBGROUP)),
+        (Feature::Timestamps, has.contains(Features::TIMESTAMP_QUERY | Features::TIMESTAMP_QUERY_INSIDE_ENCODERS)),
     ];
     let mut rates = vec![(Math::FmaF32, typical.macs), (Math::DotI8, typical.macs * DOT_RATE)];
     if matrices.is_some() {
@@ -338,6 +334,6 @@ pub(crate) fn info(
         max_buffer_bytes: limits.max_storage_buffer_binding_size.min(u32::MAX.into()),
         rates,
         launch_seconds: typical.launch_seconds,
-        features: features.into_iter().filter_map(|(name, has)| has.then_some(name)).collect::<BTreeSet<_>>(),
+        features: features.into_iter().filter_map(|(feature, has)| has.then_some(feature)).collect::<BTreeSet<_>>(),
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use case::{Case, Options};
 use common::{adapter, download};
 use qgemm_formats::{DType, Format};
-use qgemm_hal::{Device, DeviceKind, HalError};
+use qgemm_hal::{Device, DeviceKind, Feature, HalError};
 use qgemm_wgpu::wgpu::{self, BufferUsages, Features, Limits};
 use qgemm_wgpu::{from_device, report_loss, wrap_buffer};
 
@@ -51,7 +51,7 @@ fn format(name: &str) -> Format {
 #[test]
 fn sums_need_no_subgroups() {
     let Some(device) = open(Features::IMMEDIATES, |_| {}) else { return };
-    assert!(!device.info().features.contains("subgroups"));
+    assert!(!device.info().features.contains(&Feature::Subgroups));
     for m in [1, 2, 3, 7] {
         let case = Case::new(format("q4_0"), [m, 85, 1024], DType::F16, DType::F32, Options::default(), 1);
         assert!(case.check_all(&*device) >= 4);

@@ -9,8 +9,9 @@
 //! findings when a name is searched for them.
 
 use std::collections::HashMap;
+use std::path::Path;
 
-use qgemm_formats::Format;
+use super::finding::Source;
 
 /// String methods that search for a part.
 const ASKING: &[&str] = &[".starts_with(", ".ends_with(", ".contains(", ".strip_prefix(", ".strip_suffix("];
@@ -18,36 +19,62 @@ const ASKING: &[&str] = &[".starts_with(", ".ends_with(", ".contains(", ".strip_
 /// Identifiers of expressions that hold a format's name or stem.
 const NAMED: &[&str] = &["name", "format", "dequant", "stem"];
 
+/// The list of formats: a line `&q4_0::Q4_0,` for each.
+pub const REGISTRY: &str = "crates/qgemm-formats/src/formats/mod.rs";
+/// Dequantizers; a file for each stem.
+const DEQUANTIZERS: &str = "crates/qgemm-wgpu/shaders/dequant";
+/// Module of plain element types. They are dtypes as
+/// well and may be named anywhere.
+const PLAIN: &str = "plain";
+
+/// Names of formats, read from the sources.
+pub struct FormatNames {
+    names: Vec<String>,
+    /// Names of their dequantizers.
+    stems: Vec<String>,
+}
+
+impl FormatNames {
+    /// The names of all formats but plain element types.
+    pub fn of(sources: &[Source]) -> Self {
+        let registry = sources.iter().find(|source| source.path == Path::new(REGISTRY));
+        let items = registry.into_iter().flat_map(|source| source.text.lines());
+        let items = items.filter_map(|line| line.trim().strip_prefix('&')?.strip_suffix(',')?.split_once("::"));
+        let (plain, others): (Vec<_>, Vec<_>) = items.partition(|(module, _)| *module == PLAIN);
+        let names = |items: Vec<(&str, &str)>| items.into_iter().map(|(_, name)| name.to_lowercase()).collect();
+        let plain: Vec<String> = names(plain);
+        let files = sources.iter().filter(|source| source.path.parent() == Some(Path::new(DEQUANTIZERS)));
+        let stems = files.filter_map(|source| Some(source.path.file_stem()?.to_string_lossy().into_owned()));
+        Self { names: names(others), stems: stems.filter(|stem| !plain.contains(stem)).collect() }
+    }
+
+    fn is_name(&self, text: &str) -> bool {
+        self.names.iter().any(|name| name == text)
+    }
+
+    fn is_stem(&self, text: &str) -> bool {
+        self.stems.iter().any(|stem| stem == text)
+    }
+}
+
 /// Lines of `code` (0-based) that decide by a format's name.
 /// Comments are already removed.
-pub fn lines(code: &str) -> Vec<usize> {
+pub fn lines(code: &str, formats: &FormatNames) -> Vec<usize> {
     let including = including_macros(code);
     let mut found = Vec::new();
     for (at, literal) in literals(code) {
         let after = code[at + literal.len() + 2..].trim_start();
         let is_compared = is_compared(code, at, after);
-        let is_name = names().any(|name| name == literal);
-        let is_stem = Format::all().any(|format| format.dequant == literal) && !is_element_type(literal);
         let is_allowed = after.starts_with(".parse") || including.iter().any(|(from, to)| (*from..*to).contains(&at));
-        if (is_name || is_stem && is_compared) && !is_allowed {
+        if (formats.is_name(literal) || formats.is_stem(literal) && is_compared) && !is_allowed {
             found.push(at);
         }
     }
-    found.extend(asked_parts(code));
+    found.extend(asked_parts(code, formats));
     found.sort_unstable();
     let mut lines: Vec<_> = found.into_iter().map(|at| code[..at].matches('\n').count()).collect();
     lines.dedup();
     lines
-}
-
-/// Names of all formats except plain element types, which are dtypes
-/// as well and may be named anywhere.
-fn names() -> impl Iterator<Item = &'static str> {
-    Format::all().map(|format| format.name).filter(|name| !is_element_type(name))
-}
-
-fn is_element_type(name: &str) -> bool {
-    qgemm_formats::DType::ALL.iter().any(|dtype| dtype.name() == name)
 }
 
 /// Every single-line string literal without escapes, with the
@@ -74,7 +101,7 @@ fn is_compared(code: &str, at: usize, after: &str) -> bool {
 
 /// Locations where a format's name is searched for a part, given
 /// literally or by a constant of the same file.
-fn asked_parts(code: &str) -> Vec<usize> {
+fn asked_parts(code: &str, formats: &FormatNames) -> Vec<usize> {
     let constants = constants(code);
     let calls = ASKING.iter().flat_map(|call| code.match_indices(call).map(|(at, _)| (at, *call)));
     let decides = |&(at, call): &(usize, &str)| {
@@ -94,7 +121,7 @@ fn asked_parts(code: &str) -> Vec<usize> {
         };
         let part = part.filter(|part| !part.is_empty());
         NAMED.iter().any(|word| receiver.contains(word))
-            && part.is_some_and(|part| names().any(|name| holds(name, part)))
+            && part.is_some_and(|part| formats.names.iter().any(|name| holds(name, part)))
     };
     calls.filter(decides).map(|(at, _)| at).collect()
 }
@@ -140,7 +167,38 @@ fn including_macros(code: &str) -> Vec<(usize, usize)> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
+    use qgemm_formats::{DType, Format};
+    use xtask::workspace;
+
     use super::*;
+
+    fn formats() -> FormatNames {
+        let root = workspace::root();
+        let registry = Source { path: REGISTRY.into(), text: fs::read_to_string(root.join(REGISTRY)).unwrap() };
+        let files = fs::read_dir(root.join(DEQUANTIZERS)).unwrap();
+        let path = |file: fs::DirEntry| Path::new(DEQUANTIZERS).join(file.file_name());
+        let dequantizers = files.map(|file| Source { path: path(file.unwrap()), text: String::new() });
+        FormatNames::of(&dequantizers.chain([registry]).collect::<Vec<_>>())
+    }
+
+    fn lines(code: &str) -> Vec<usize> {
+        super::lines(code, &formats())
+    }
+
+    #[test]
+    fn names_in_sources_are_those_of_all_formats() {
+        let mut found = formats();
+        let is_plain = |name: &str| DType::ALL.iter().any(|dtype| dtype.name() == name);
+        let others = || Format::all().filter(|format| !is_plain(format.name));
+        assert_eq!(found.names, others().map(|format| format.name).collect::<Vec<_>>());
+        let mut stems: Vec<_> = others().map(|format| format.dequant).collect();
+        stems.sort_unstable();
+        stems.dedup();
+        found.stems.sort_unstable();
+        assert_eq!(found.stems, stems);
+    }
 
     #[test]
     fn comparisons_and_arms_are_found() {

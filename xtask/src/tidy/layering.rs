@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
+use anyhow::Context;
+use serde_json::Value;
 
 use super::finding::Finding;
-use crate::workspace;
+use xtask::workspace;
 
 /// Allowed dependencies of each crate, outside of tests.
 /// Unlisted crates are an error.
@@ -22,28 +23,23 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("qgemm-testkit", &["qgemm-api", "qgemm-formats", "qgemm-hal"]),
     ("qgemm-cli", &["qgemm-api", "qgemm-model", "qgemm-testkit"]),
     ("qgemm-benches", &["qgemm-api", "qgemm-cuda", "qgemm-testkit"]),
-    ("xtask", &["qgemm-formats", "qgemm-hal", "qgemm-cuda"]),
+    ("xtask", &["qgemm-formats"]),
+    ("xtask-kernels", &["xtask", "qgemm-formats", "qgemm-hal", "qgemm-cuda"]),
 ];
 
 /// The test kit and what it tests through. Any crate
 /// may use them in its tests.
 const TEST_ONLY: [&str; 2] = ["qgemm-testkit", "qgemm-api"];
 
-#[derive(Deserialize)]
-struct Metadata {
-    packages: Vec<Package>,
-}
-
-#[derive(Deserialize)]
+/// A crate of the workspace.
 struct Package {
     name: String,
-    readme: Option<String>,
-    /// Registries that it may be published to; `None` for any.
-    publish: Option<Vec<String>>,
+    has_readme: bool,
+    /// Whether it may be published to any registry.
+    is_published: bool,
     dependencies: Vec<Dependency>,
 }
 
-#[derive(Deserialize)]
 struct Dependency {
     name: String,
     /// `None` for a normal dependency, else `dev` or `build`.
@@ -53,15 +49,30 @@ struct Dependency {
 /// Checks every dependency between crates of the workspace.
 pub fn check() -> anyhow::Result<Vec<Finding>> {
     let json = workspace::output(workspace::cargo().args(["metadata", "--no-deps", "--format-version", "1"]))?;
-    Ok(violations(&serde_json::from_str(&json)?))
+    let metadata: Value = serde_json::from_str(&json)?;
+    let packages = metadata["packages"].as_array().context("`cargo metadata` lists no packages")?;
+    Ok(violations(&packages.iter().map(package).collect::<Vec<_>>()))
 }
 
-fn violations(metadata: &Metadata) -> Vec<Finding> {
+/// A package of `cargo metadata`.
+fn package(json: &Value) -> Package {
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let dependency =
+        |json: &Value| Dependency { name: text(&json["name"]).unwrap_or_default(), kind: text(&json["kind"]) };
+    Package {
+        name: text(&json["name"]).unwrap_or_default(),
+        has_readme: json["readme"].is_string(),
+        is_published: json["publish"].is_null(),
+        dependencies: json["dependencies"].as_array().into_iter().flatten().map(dependency).collect(),
+    }
+}
+
+fn violations(packages: &[Package]) -> Vec<Finding> {
     let allowed: BTreeMap<&str, &[&str]> = ALLOWED.iter().copied().collect();
-    let members: Vec<&str> = metadata.packages.iter().map(|p| p.name.as_str()).collect();
+    let members: Vec<&str> = packages.iter().map(|p| p.name.as_str()).collect();
     let mut findings = Vec::new();
-    for package in &metadata.packages {
-        if package.publish.is_none() && package.readme.is_none() {
+    for package in packages {
+        if package.is_published && !package.has_readme {
             findings
                 .push(Finding::in_file("Cargo.toml", format!("{}: published crates have a README.md", package.name)));
         }
@@ -85,16 +96,24 @@ fn violations(metadata: &Metadata) -> Vec<Finding> {
 mod tests {
     use super::*;
 
-    fn package(name: &str, dependency: &str, kind: Option<&str>) -> Metadata {
+    fn package(name: &str, dependency: &str, kind: Option<&str>) -> [Package; 2] {
         let dependency = Dependency { name: dependency.into(), kind: kind.map(Into::into) };
         let package = |name: &str, dependencies| Package {
             name: name.into(),
-            readme: Some("README.md".into()),
-            publish: None,
+            has_readme: true,
+            is_published: true,
             dependencies,
         };
         let other = package(&dependency.name, Vec::new());
-        Metadata { packages: vec![package(name, vec![dependency]), other] }
+        [package(name, vec![dependency]), other]
+    }
+
+    #[test]
+    fn a_package_is_read_from_cargos_description() {
+        let json = r#"{"name": "a", "readme": null, "publish": [], "dependencies": [{"name": "b", "kind": "dev"}]}"#;
+        let read = super::package(&serde_json::from_str(json).unwrap());
+        assert_eq!((read.name.as_str(), read.has_readme, read.is_published), ("a", false, false));
+        assert_eq!((read.dependencies[0].name.as_str(), read.dependencies[0].kind.as_deref()), ("b", Some("dev")));
     }
 
     #[test]
@@ -115,11 +134,11 @@ mod tests {
 
     #[test]
     fn a_published_crate_without_a_readme_is_found() {
-        let mut metadata = package("qgemm-sched", "qgemm-hal", None);
-        metadata.packages[0].readme = None;
-        assert_eq!(violations(&metadata).len(), 1);
-        metadata.packages[0].publish = Some(Vec::new());
-        assert_eq!(violations(&metadata).len(), 0);
+        let mut packages = package("qgemm-sched", "qgemm-hal", None);
+        packages[0].has_readme = false;
+        assert_eq!(violations(&packages).len(), 1);
+        packages[0].is_published = false;
+        assert_eq!(violations(&packages).len(), 0);
     }
 
     #[test]

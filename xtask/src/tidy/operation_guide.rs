@@ -17,9 +17,17 @@ const LISTS: &str = "Lists that macros and loops read:";
 const MOST_EDITED: usize = 8;
 /// Extensions of sources.
 const SOURCES: [&str; 4] = ["rs", "cu", "cuh", "wgsl"];
-/// Folders of sources that may use any operation, or that are
-/// generated.
-const USERS: [&str; 5] = ["/tests/", "/examples/", "/generated/", "/exec_plan/", "/qgemm-model/"];
+/// Sources that may use any operation, or that are generated.
+const USERS: [&str; 7] = [
+    "/tests/",
+    "/examples/",
+    "/generated/",
+    "/exec_plan/",
+    "/qgemm-model/",
+    // Commands that run whole models.
+    "/qgemm-cli/src/plan.rs",
+    "/qgemm-cli/src/run.rs",
+];
 
 /// Checks that each edited file names the operation, and that no
 /// other existing file does.

@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use super::finding::{Finding, Source};
-use super::format_names;
+use super::format_names::{self, FormatNames};
 
 /// Maximum lines of a file that is not generated.
 const MAX_LINES: usize = 800;
@@ -21,6 +21,7 @@ const KNOW_FORMATS: &[&str] = &["crates/qgemm-formats", "crates/qgemm-testkit"];
 /// limit applies to all three.
 pub fn check(sources: &[Source]) -> Vec<Finding> {
     let mut findings = Vec::new();
+    let formats = FormatNames::of(sources);
     for source in sources {
         let extension = source.path.extension().and_then(|e| e.to_str()).unwrap_or_default();
         if ["rs", "cu", "cuh", "wgsl"].contains(&extension) {
@@ -32,13 +33,13 @@ pub fn check(sources: &[Source]) -> Vec<Finding> {
             }
         }
         if extension == "rs" {
-            findings.extend(rust(source));
+            findings.extend(rust(source, &formats));
         }
     }
     findings
 }
 
-fn rust(source: &Source) -> Vec<Finding> {
+fn rust(source: &Source, formats: &FormatNames) -> Vec<Finding> {
     let mut findings = Vec::new();
     if !source.text.starts_with("//!") && !source.text.starts_with("#![") {
         findings.push(Finding::in_file(&source.path, "opens without a `//!` that says what the module is for"));
@@ -69,7 +70,8 @@ fn rust(source: &Source) -> Vec<Finding> {
     }
     if decides_by_format {
         let what = "decides by a format's name; put what differs into its `FormatDesc`";
-        findings.extend(format_names::lines(&library_code).into_iter().map(|i| Finding::at(&source.path, i + 1, what)));
+        let lines = format_names::lines(&library_code, formats);
+        findings.extend(lines.into_iter().map(|i| Finding::at(&source.path, i + 1, what)));
     }
     findings
 }
@@ -113,7 +115,8 @@ mod tests {
 
     fn findings(path: &str, text: &str) -> Vec<String> {
         let source = Source { path: path.into(), text: text.into() };
-        rust(&source).iter().map(ToString::to_string).collect()
+        let registry = Source { path: format_names::REGISTRY.into(), text: "    &q4_0::Q4_0,\n".into() };
+        rust(&source, &FormatNames::of(&[registry])).iter().map(ToString::to_string).collect()
     }
 
     #[test]

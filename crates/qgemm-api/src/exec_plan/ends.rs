@@ -1,7 +1,8 @@
 //! First and last operations of a model: embedding, head and sampling.
 
 use qgemm_formats::DType;
-use qgemm_hal::{Activation, SamplingParameters, XPrecision};
+use qgemm_hal::op::sampling::SamplingParameters;
+use qgemm_hal::{Activation, XPrecision};
 
 use super::architecture::Matrix;
 use super::build::{Buffer, Builder};

@@ -2,7 +2,8 @@
 //! cache, attention, optimizer.
 
 use qgemm_formats::DType;
-use qgemm_hal::{NormFunction, NormKind, SamplingParameters, UpdateRule};
+use qgemm_hal::op::sampling::SamplingParameters;
+use qgemm_hal::{NormFunction, NormKind, UpdateRule};
 use serde::{Deserialize, Serialize};
 
 use super::file::PlannedOp;

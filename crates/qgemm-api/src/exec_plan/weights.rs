@@ -13,6 +13,7 @@ use super::rotary::{PlannedRotary, PlannedTables};
 use crate::context::Context;
 use crate::error::Error;
 use crate::experts::Experts;
+use crate::setters::setters;
 use crate::weight::Weight;
 
 /// Weights of one operation of a plan, for [`LoadedPlan::run`].
@@ -39,28 +40,15 @@ pub struct OpWeights<'a> {
 }
 
 impl<'a> OpWeights<'a> {
-    /// With the bias of a product.
-    pub fn bias(mut self, bias: impl Into<BufferRef<'a>>) -> Self {
-        self.bias = Some(bias.into());
-        self
-    }
-
-    /// With the gamma of a norm.
-    pub fn gamma(mut self, gamma: impl Into<BufferRef<'a>>) -> Self {
-        self.gamma = Some(gamma.into());
-        self
-    }
-
-    /// With the beta of a norm.
-    pub fn beta(mut self, beta: impl Into<BufferRef<'a>>) -> Self {
-        self.beta = Some(beta.into());
-        self
-    }
-
-    /// With the factors of the KV heads of an E4M3 cache.
-    pub fn kv_factors(mut self, factors: impl Into<BufferRef<'a>>) -> Self {
-        self.kv_factors = Some(factors.into());
-        self
+    setters! {
+        /// With the bias of a product.
+        bias: BufferRef,
+        /// With the gamma of a norm.
+        gamma: BufferRef,
+        /// With the beta of a norm.
+        beta: BufferRef,
+        /// With the factors of the KV heads of an E4M3 cache.
+        kv_factors: BufferRef,
     }
 }
 

@@ -15,6 +15,7 @@ use crate::context::Context;
 use crate::error::Error;
 use crate::gemm::{Problem, XRef};
 use crate::routing::{Routing, RoutingArgs, RoutingLists, RoutingPlan};
+use crate::setters::setters;
 use crate::workspace::Workspace;
 
 /// Bytes of an expert id or router weight.
@@ -153,16 +154,11 @@ impl<'a> MoeArgs<'a> {
         Self { x, x_factor: None, d, source, bias: None, biases: [None; 2], residual: None }
     }
 
-    /// Sets the given factor of a quantized X.
-    pub fn x_factor(mut self, factor: impl Into<BufferRef<'a>>) -> Self {
-        self.x_factor = Some(factor.into());
-        self
-    }
-
-    /// Sets the routing bias.
-    pub fn bias(mut self, bias: impl Into<BufferRef<'a>>) -> Self {
-        self.bias = Some(bias.into());
-        self
+    setters! {
+        /// Sets the given factor of a quantized X.
+        x_factor: BufferRef,
+        /// Sets the routing bias.
+        bias: BufferRef,
     }
 
     /// Sets the biases of all experts' up.

@@ -21,6 +21,7 @@ use crate::operand::{Checks, Extent, portion_of};
 use crate::plain_x::{XOperands, behind_dequantize, behind_quantize};
 use crate::planned::{Bound, Chosen, Planned, Wanted, explain};
 use crate::record::{Dispatch, DispatchSchedule, PlanRecord, Recorded, Sizes, SplitAxis, Tile, WorkspaceRegion};
+use crate::setters::setters;
 use crate::workspace::Workspace;
 
 /// Size of a fault and its index.
@@ -164,73 +165,36 @@ impl<'a> ExpertArgs<'a> {
         }
     }
 
-    /// With the quantization factor of X: see
-    /// [`ExpertArgs::x_factor`].
-    pub fn x_factor(mut self, factor: impl Into<BufferRef<'a>>) -> Self {
-        self.x_factor = Some(factor.into());
-        self
-    }
-
-    /// With eight bytes for [`ExpertPlan::check_status`].
-    pub fn status(mut self, status: impl Into<BufferMut<'a>>) -> Self {
-        self.status = Some(status.into());
-        self
-    }
-
-    /// With the C of [`Problem::c`](crate::Problem::c).
-    pub fn c(mut self, c: impl Into<BufferRef<'a>>) -> Self {
-        self.c = Some(c.into());
-        self
-    }
-
-    /// With the biases of all experts, concatenated.
-    pub fn bias(mut self, bias: impl Into<BufferRef<'a>>) -> Self {
-        self.bias = Some(bias.into());
-        self
-    }
-
-    /// With a scale for each row.
-    pub fn token_scale(mut self, token_scale: impl Into<BufferRef<'a>>) -> Self {
-        self.token_scale = Some(token_scale.into());
-        self
-    }
-
-    /// With the residual of [`Problem::residual`](crate::Problem::residual).
-    pub fn residual(mut self, residual: impl Into<BufferRef<'a>>) -> Self {
-        self.residual = Some(residual.into());
-        self
-    }
-
-    /// With the gamma of [`Problem::norm`](crate::Problem::norm).
-    pub fn gamma(mut self, gamma: impl Into<BufferRef<'a>>) -> Self {
-        self.gamma = Some(gamma.into());
-        self
-    }
-
-    /// With the beta of [`Problem::norm`](crate::Problem::norm).
-    pub fn beta(mut self, beta: impl Into<BufferRef<'a>>) -> Self {
-        self.beta = Some(beta.into());
-        self
-    }
-
-    /// With a router weight for each slot, in f32, when slots are
-    /// [combined](ExpertProblem::combined).
-    pub fn router_weights(mut self, router_weights: impl Into<BufferRef<'a>>) -> Self {
-        self.router_weights = Some(router_weights.into());
-        self
-    }
-
-    /// With the slots of each expert, when the problem is
-    /// [listed](ExpertProblem::listed). The buffer has the offsets of
-    /// a [`RoutingLists`] at [`expert_lists`]`[0]`, and its rows at
-    /// `[1]`. Wrong lists are memory-safe. The lists must match the
-    /// given ids.
-    ///
-    /// [`RoutingLists`]: crate::RoutingLists
-    /// [`expert_lists`]: crate::expert_lists
-    pub fn lists(mut self, lists: impl Into<BufferRef<'a>>) -> Self {
-        self.lists = Some(lists.into());
-        self
+    setters! {
+        /// With the quantization factor of X: see
+        /// [`ExpertArgs::x_factor`].
+        x_factor: BufferRef,
+        /// With eight bytes for [`ExpertPlan::check_status`].
+        status: BufferMut,
+        /// With the C of [`Problem::c`](crate::Problem::c).
+        c: BufferRef,
+        /// With the biases of all experts, concatenated.
+        bias: BufferRef,
+        /// With a scale for each row.
+        token_scale: BufferRef,
+        /// With the residual of [`Problem::residual`](crate::Problem::residual).
+        residual: BufferRef,
+        /// With the gamma of [`Problem::norm`](crate::Problem::norm).
+        gamma: BufferRef,
+        /// With the beta of [`Problem::norm`](crate::Problem::norm).
+        beta: BufferRef,
+        /// With a router weight for each slot, in f32, when slots are
+        /// [combined](ExpertProblem::combined).
+        router_weights: BufferRef,
+        /// With the slots of each expert, when the problem is
+        /// [listed](ExpertProblem::listed). The buffer has the offsets of
+        /// a [`RoutingLists`] at [`expert_lists`]`[0]`, and its rows at
+        /// `[1]`. Wrong lists are memory-safe. The lists must match the
+        /// given ids.
+        ///
+        /// [`RoutingLists`]: crate::RoutingLists
+        /// [`expert_lists`]: crate::expert_lists
+        lists: BufferRef,
     }
 
     /// For the first `tokens` planned tokens, or as many rows sorted

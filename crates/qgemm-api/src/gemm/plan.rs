@@ -19,6 +19,7 @@ use crate::operand::{Checks, Extent};
 use crate::plan_cache::{Cached, Ready};
 use crate::planned::{Bound, Planned, Wanted};
 use crate::record::{GemmSubject, PlanRecord};
+use crate::setters::setters;
 use crate::weight::{Weight, WeightShape};
 use crate::workspace::Workspace;
 
@@ -106,46 +107,21 @@ impl<'a> Args<'a> {
         Self { x, x_factor, w, d, c, bias, token_scale, residual, gamma, beta, workspace: None }
     }
 
-    /// With the quantization factor of X: see [`Args::x_factor`].
-    pub fn x_factor(mut self, factor: impl Into<BufferRef<'a>>) -> Self {
-        self.x_factor = Some(factor.into());
-        self
-    }
-
-    /// With the C of [`Problem::c`].
-    pub fn c(mut self, c: impl Into<BufferRef<'a>>) -> Self {
-        self.c = Some(c.into());
-        self
-    }
-
-    /// With the bias of [`Problem::bias`].
-    pub fn bias(mut self, bias: impl Into<BufferRef<'a>>) -> Self {
-        self.bias = Some(bias.into());
-        self
-    }
-
-    /// With the factors of [`Problem::token_scale`].
-    pub fn token_scale(mut self, token_scale: impl Into<BufferRef<'a>>) -> Self {
-        self.token_scale = Some(token_scale.into());
-        self
-    }
-
-    /// With the residual of [`Problem::residual`].
-    pub fn residual(mut self, residual: impl Into<BufferRef<'a>>) -> Self {
-        self.residual = Some(residual.into());
-        self
-    }
-
-    /// With the gamma of [`Problem::norm`].
-    pub fn gamma(mut self, gamma: impl Into<BufferRef<'a>>) -> Self {
-        self.gamma = Some(gamma.into());
-        self
-    }
-
-    /// With the beta of [`Problem::norm`].
-    pub fn beta(mut self, beta: impl Into<BufferRef<'a>>) -> Self {
-        self.beta = Some(beta.into());
-        self
+    setters! {
+        /// With the quantization factor of X: see [`Args::x_factor`].
+        x_factor: BufferRef,
+        /// With the C of [`Problem::c`].
+        c: BufferRef,
+        /// With the bias of [`Problem::bias`].
+        bias: BufferRef,
+        /// With the factors of [`Problem::token_scale`].
+        token_scale: BufferRef,
+        /// With the residual of [`Problem::residual`].
+        residual: BufferRef,
+        /// With the gamma of [`Problem::norm`].
+        gamma: BufferRef,
+        /// With the beta of [`Problem::norm`].
+        beta: BufferRef,
     }
 
     /// With a workspace of at least [`Plan::workspace_bytes`](Planned::workspace_bytes).

@@ -18,6 +18,7 @@ use crate::error::Error;
 use crate::operand::{Extent, WIDE_ACCESS};
 use crate::planned::{Bound, Planned, Wanted, chosen_by_traffic, explain};
 use crate::record::{PlanRecord, Recorded};
+use crate::setters::setters;
 
 /// Ready kernel of one [`KvAppend`], from
 /// [`Context::plan_kv_append`]. Its text lists the launches of a
@@ -120,58 +121,25 @@ impl<'a> KvAppendArgs<'a> {
         }
     }
 
-    /// With queries to rotate.
-    pub fn q(mut self, q: impl Into<BufferMut<'a>>) -> Self {
-        self.q = Some(q.into());
-        self
-    }
-
-    /// With the lengths of the sequences.
-    pub fn kv_lengths(mut self, lengths: impl Into<BufferRef<'a>>) -> Self {
-        self.kv_lengths = Some(lengths.into());
-        self
-    }
-
-    /// With factors of the keys per KV head.
-    pub fn k_factors(mut self, k_factors: impl Into<BufferRef<'a>>) -> Self {
-        self.k_factors = Some(k_factors.into());
-        self
-    }
-
-    /// With factors of the values per KV head.
-    pub fn v_factors(mut self, v_factors: impl Into<BufferRef<'a>>) -> Self {
-        self.v_factors = Some(v_factors.into());
-        self
-    }
-
-    /// With the scales of the blocks of keys.
-    pub fn k_scales(mut self, k_scales: impl Into<BufferMut<'a>>) -> Self {
-        self.k_scales = Some(k_scales.into());
-        self
-    }
-
-    /// With the scales of the blocks of values.
-    pub fn v_scales(mut self, v_scales: impl Into<BufferMut<'a>>) -> Self {
-        self.v_scales = Some(v_scales.into());
-        self
-    }
-
-    /// With the offsets of the tokens.
-    pub fn q_offsets(mut self, q_offsets: impl Into<BufferRef<'a>>) -> Self {
-        self.q_offsets = Some(q_offsets.into());
-        self
-    }
-
-    /// With the offsets of the keys.
-    pub fn kv_offsets(mut self, kv_offsets: impl Into<BufferRef<'a>>) -> Self {
-        self.kv_offsets = Some(kv_offsets.into());
-        self
-    }
-
-    /// With the block table.
-    pub fn block_table(mut self, block_table: impl Into<BufferRef<'a>>) -> Self {
-        self.block_table = Some(block_table.into());
-        self
+    setters! {
+        /// With queries to rotate.
+        q: BufferMut,
+        /// With the lengths of the sequences.
+        kv_lengths: BufferRef,
+        /// With factors of the keys per KV head.
+        k_factors: BufferRef,
+        /// With factors of the values per KV head.
+        v_factors: BufferRef,
+        /// With the scales of the blocks of keys.
+        k_scales: BufferMut,
+        /// With the scales of the blocks of values.
+        v_scales: BufferMut,
+        /// With the offsets of the tokens.
+        q_offsets: BufferRef,
+        /// With the offsets of the keys.
+        kv_offsets: BufferRef,
+        /// With the block table.
+        block_table: BufferRef,
     }
 
     /// With the tables of [`Rotary::tables`](crate::Rotary::tables).

@@ -14,6 +14,7 @@ use crate::operand::Extent;
 use crate::planned::{Bound, Chosen, Planned, Wanted, explain};
 use crate::quantization::QuantizedX;
 use crate::record::{Dispatch, PlanRecord, Recorded, Reduction, ReductionOrder, Sizes, SplitAxis, WorkspaceRegion};
+use crate::setters::setters;
 use crate::workspace::Workspace;
 
 /// Ready kernels of one [`Matmul`], from
@@ -89,35 +90,18 @@ impl<'a> MatmulArgs<'a> {
         Ok(Self::new(a.codes(), b.codes(), d).a_scale(a_scales).b_scale(b_scales))
     }
 
-    /// With the scale of A, an f32; or, for codes with scales, with
-    /// rows of one f32 per 128 values along K.
-    pub fn a_scale(mut self, scale: impl Into<BufferRef<'a>>) -> Self {
-        self.a_scale = Some(scale.into());
-        self
-    }
-
-    /// With the scale of B, or its rows of scales.
-    pub fn b_scale(mut self, scale: impl Into<BufferRef<'a>>) -> Self {
-        self.b_scale = Some(scale.into());
-        self
-    }
-
-    /// With C.
-    pub fn c(mut self, c: impl Into<BufferRef<'a>>) -> Self {
-        self.c = Some(c.into());
-        self
-    }
-
-    /// With a bias.
-    pub fn bias(mut self, bias: impl Into<BufferRef<'a>>) -> Self {
-        self.bias = Some(bias.into());
-        self
-    }
-
-    /// With the offsets of products by parts of K or groups of rows.
-    pub fn offsets(mut self, offsets: impl Into<BufferRef<'a>>) -> Self {
-        self.offsets = Some(offsets.into());
-        self
+    setters! {
+        /// With the scale of A, an f32; or, for codes with scales, with
+        /// rows of one f32 per 128 values along K.
+        a_scale: BufferRef,
+        /// With the scale of B, or its rows of scales.
+        b_scale: BufferRef,
+        /// With C.
+        c: BufferRef,
+        /// With a bias.
+        bias: BufferRef,
+        /// With the offsets of products by parts of K or groups of rows.
+        offsets: BufferRef,
     }
 
     /// With a workspace.

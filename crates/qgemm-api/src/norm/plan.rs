@@ -13,6 +13,7 @@ use crate::operand::Extent;
 use crate::planned::{Bound, Planned, Wanted, chosen_by_traffic, explain};
 use crate::quantization::{PlaneExtents, QuantizedX, QuantizedXParts};
 use crate::record::{PlanRecord, Recorded};
+use crate::setters::setters;
 
 /// Ready kernels of one [`Norm`], from [`Context::plan_norm`].
 /// Its text lists the launches of a run.
@@ -93,53 +94,24 @@ impl<'a> NormArgs<'a> {
         args
     }
 
-    /// With the factor of the quantized output: see
-    /// [`NormArgs::factor`].
-    pub fn factor(mut self, factor: impl Into<BufferRef<'a>>) -> Self {
-        self.factor = Some(factor.into());
-        self
-    }
-
-    /// With the gamma of the norm's function.
-    pub fn gamma(mut self, gamma: impl Into<BufferRef<'a>>) -> Self {
-        self.gamma = Some(gamma.into());
-        self
-    }
-
-    /// With the beta of the norm's function.
-    pub fn beta(mut self, beta: impl Into<BufferRef<'a>>) -> Self {
-        self.beta = Some(beta.into());
-        self
-    }
-
-    /// With the residual of [`Norm::residual`].
-    pub fn residual(mut self, residual: impl Into<BufferRef<'a>>) -> Self {
-        self.residual = Some(residual.into());
-        self
-    }
-
-    /// With the sum of [`Norm::residual`].
-    pub fn sum(mut self, sum: impl Into<BufferMut<'a>>) -> Self {
-        self.sum = Some(sum.into());
-        self
-    }
-
-    /// With the scales of the quantized output.
-    pub fn scales(mut self, scales: impl Into<BufferMut<'a>>) -> Self {
-        self.scales = Some(scales.into());
-        self
-    }
-
-    /// With the row factors of the quantized output.
-    pub fn token_factors(mut self, token_factors: impl Into<BufferMut<'a>>) -> Self {
-        self.token_factors = Some(token_factors.into());
-        self
-    }
-
-    /// With the sums of the quantized output.
-    pub fn sums(mut self, sums: impl Into<BufferMut<'a>>) -> Self {
-        self.sums = Some(sums.into());
-        self
+    setters! {
+        /// With the factor of the quantized output: see
+        /// [`NormArgs::factor`].
+        factor: BufferRef,
+        /// With the gamma of the norm's function.
+        gamma: BufferRef,
+        /// With the beta of the norm's function.
+        beta: BufferRef,
+        /// With the residual of [`Norm::residual`].
+        residual: BufferRef,
+        /// With the sum of [`Norm::residual`].
+        sum: BufferMut,
+        /// With the scales of the quantized output.
+        scales: BufferMut,
+        /// With the row factors of the quantized output.
+        token_factors: BufferMut,
+        /// With the sums of the quantized output.
+        sums: BufferMut,
     }
 }
 

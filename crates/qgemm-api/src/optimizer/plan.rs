@@ -10,6 +10,7 @@ use crate::error::Error;
 use crate::operand::Extent;
 use crate::planned::{Bound, Planned, Wanted, chosen_by_traffic, explain};
 use crate::record::{Dispatch, PlanRecord, Recorded, SplitAxis};
+use crate::setters::setters;
 
 /// Ready kernels of one [`Optimizer`], from
 /// [`Context::plan_optimizer`]. Its text lists the launches of a
@@ -63,22 +64,13 @@ impl<'a> OptimizerArgs<'a> {
         Self { weights, gradient, step, moment1: None, moment2: None, copy: None }
     }
 
-    /// With first moments, the only moments of SGD with momentum.
-    pub fn moment1(mut self, moments: impl Into<BufferMut<'a>>) -> Self {
-        self.moment1 = Some(moments.into());
-        self
-    }
-
-    /// With second moments.
-    pub fn moment2(mut self, moments: impl Into<BufferMut<'a>>) -> Self {
-        self.moment2 = Some(moments.into());
-        self
-    }
-
-    /// With the copy.
-    pub fn copy(mut self, copy: impl Into<BufferMut<'a>>) -> Self {
-        self.copy = Some(copy.into());
-        self
+    setters! {
+        /// With first moments, the only moments of SGD with momentum.
+        moment1: BufferMut,
+        /// With second moments.
+        moment2: BufferMut,
+        /// With the copy.
+        copy: BufferMut,
     }
 }
 

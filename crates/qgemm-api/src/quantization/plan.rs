@@ -10,6 +10,7 @@ use crate::error::Error;
 use crate::operand::{Extent, WIDE_ACCESS};
 use crate::planned::{Bound, Planned, Wanted, chosen_by_traffic, explain};
 use crate::record::{PlanRecord, Recorded};
+use crate::setters::setters;
 
 /// Ready kernels of one [`Quantization`], from
 /// [`Context::plan_quantization`]. Its text lists the launches of
@@ -71,28 +72,15 @@ impl<'a> QuantizationArgs<'a> {
         Self { x: x.into(), factor: None, codes: codes.into(), scales: None, token_factors: None, sums: None }
     }
 
-    /// With the factor of X: see [`Quantization::given_factor`].
-    pub fn factor(mut self, factor: impl Into<BufferRef<'a>>) -> Self {
-        self.factor = Some(factor.into());
-        self
-    }
-
-    /// With the scales.
-    pub fn scales(mut self, scales: impl Into<BufferMut<'a>>) -> Self {
-        self.scales = Some(scales.into());
-        self
-    }
-
-    /// With the factors of tokens.
-    pub fn token_factors(mut self, token_factors: impl Into<BufferMut<'a>>) -> Self {
-        self.token_factors = Some(token_factors.into());
-        self
-    }
-
-    /// With the sums.
-    pub fn sums(mut self, sums: impl Into<BufferMut<'a>>) -> Self {
-        self.sums = Some(sums.into());
-        self
+    setters! {
+        /// With the factor of X: see [`Quantization::given_factor`].
+        factor: BufferRef,
+        /// With the scales.
+        scales: BufferMut,
+        /// With the factors of tokens.
+        token_factors: BufferMut,
+        /// With the sums.
+        sums: BufferMut,
     }
 }
 

@@ -1,8 +1,8 @@
 //! [`Sampling`]: sampling of a token for each row of logits.
 
 use qgemm_formats::DType;
-use qgemm_hal::op::sampling::{MOST_ALTERNATIVES, MOST_ROWS, MOST_VOCABULARY};
-use qgemm_hal::{CheckedSampling, EarlierTokens};
+use qgemm_hal::CheckedSampling;
+use qgemm_hal::op::sampling::{EarlierTokens, MOST_ALTERNATIVES, MOST_ROWS, MOST_VOCABULARY};
 
 use crate::error::Error;
 use crate::operand::Stored;

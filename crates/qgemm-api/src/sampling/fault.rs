@@ -2,8 +2,7 @@
 
 use std::fmt;
 
-use qgemm_hal::SamplingParameters;
-use qgemm_hal::op::sampling::{STATUS_FINE, STATUS_NON_FINITE, STATUS_PARAMETER, STATUS_WORDS};
+use qgemm_hal::op::sampling::{STATUS_FINE, STATUS_NON_FINITE, STATUS_PARAMETER, STATUS_WORDS, SamplingParameters};
 
 /// Reason why a row of logits has no token. Other rows are not
 /// affected.

@@ -4,8 +4,8 @@ use std::fmt;
 use std::ops::Deref;
 
 use qgemm_formats::{DType, ElementType};
-use qgemm_hal::op::sampling::STATUS_WORDS;
-use qgemm_hal::{BufferMut, BufferRef, CheckedSampling, SamplingOperand, SamplingParameters, Stream};
+use qgemm_hal::op::sampling::{STATUS_WORDS, SamplingParameters};
+use qgemm_hal::{BufferMut, BufferRef, CheckedSampling, SamplingOperand, Stream};
 use qgemm_sched::Preferences;
 
 use super::description::Sampling;

@@ -48,7 +48,7 @@ impl Family<CheckedDequantize> for DequantizeFamily {
         let grid = [u32::try_from(op.rows).unwrap_or(u32::MAX), 1, 1];
         let geometry = Geometry { grid, threads: 1, shared_bytes: 0 };
         let step = LaunchStep::new::<DequantizeOperand>(plan.config.kernel, geometry, Arc::new(kernel));
-        let step = op.operands().into_iter().fold(step, |step, operand| step.bind(operand, operand));
+        let step = step.bind_all(op.operands());
         Ok(LaunchSequence::new::<DequantizeOperand>(format!("dequantize_{}", op.format), vec![step]))
     }
 

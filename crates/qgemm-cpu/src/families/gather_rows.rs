@@ -64,7 +64,7 @@ impl Family<CheckedGatherRows> for GatherRowsFamily {
         let geometry =
             Geometry { grid: [u32::try_from(op.rows).unwrap_or(u32::MAX), 1, 1], threads: 1, shared_bytes: 0 };
         let step = LaunchStep::new::<GatherRowsOperand>(plan.config.kernel, geometry, Arc::new(kernel));
-        let step = op.operands().into_iter().fold(step, |step, operand| step.bind(operand, operand));
+        let step = step.bind_all(op.operands());
         Ok(LaunchSequence::new::<GatherRowsOperand>(op.kernel_name(), vec![step]))
     }
 

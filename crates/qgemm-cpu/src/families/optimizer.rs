@@ -56,7 +56,7 @@ impl Family<CheckedOptimizer> for OptimizerFamily {
         let grid = [u32::try_from(op.len.div_ceil(TASK)).unwrap_or(u32::MAX), 1, 1];
         let geometry = Geometry { grid, threads: 1, shared_bytes: 0 };
         let step = LaunchStep::new::<OptimizerOperand>(plan.config.kernel, geometry, Arc::new(kernel));
-        let step = op.operands().into_iter().fold(step, |step, operand| step.bind(operand, operand));
+        let step = step.bind_all(op.operands());
         Ok(LaunchSequence::new::<OptimizerOperand>(op.kernel_name(), vec![step]))
     }
 

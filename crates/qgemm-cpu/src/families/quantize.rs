@@ -56,7 +56,7 @@ impl Family<CheckedQuantize> for QuantizeFamily {
         let grid = [u32::try_from(tasks).unwrap_or(u32::MAX), 1, 1];
         let geometry = Geometry { grid, threads: 1, shared_bytes: 0 };
         let step = LaunchStep::new::<QuantizeOperand>(plan.config.kernel, geometry, Arc::new(kernel));
-        let step = op.operands().into_iter().fold(step, |step, operand| step.bind(operand, operand));
+        let step = step.bind_all(op.operands());
         let name = format!("quantize_{}_{}", op.x.dtype, op.format);
         Ok(LaunchSequence::new::<QuantizeOperand>(name, vec![step]))
     }

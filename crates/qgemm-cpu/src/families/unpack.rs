@@ -65,7 +65,7 @@ impl Family<CheckedUnpack> for UnpackFamily {
         let blocks = u32::try_from(op.stored_rows().div_ceil(BLOCK_ROWS)).unwrap_or(u32::MAX);
         let geometry = Geometry { grid: [blocks, 1, 1], threads: 1, shared_bytes: 0 };
         let step = LaunchStep::new::<UnpackOperand>(plan.config.kernel, geometry, Arc::new(kernel));
-        let step = op.operands().into_iter().fold(step, |step, operand| step.bind(operand, operand));
+        let step = step.bind_all(op.operands());
         Ok(LaunchSequence::new::<UnpackOperand>(op.kernel_name("unpack"), vec![step]))
     }
 

@@ -4,16 +4,16 @@
 
 constexpr float LOG2_E = 1.44269504f;
 
-// What the sums of a row are multiplied by, and the
-// log-sum-exp in base e.
+// Factor of a row's sums, and
+// its log-sum-exp in base e.
 struct RowEnd {
     float scale, lse;
 };
 
-// `row_max` is a base-2 exponent, `row_sum` the sum of
-// exp2(score − row_max), `factor` the factor of values. A
-// sink joins the denominator: it is added once, after
-// all parts of a row are combined.
+// `row_max` is a base-2 exponent, `row_sum`
+// the sum of exp2(score − row_max), `factor` that
+// of values. A sink joins the denominator
+// once, after all parts are combined.
 QG_DEVICE RowEnd end_of_row(const AttentionParams& p, u32 head, float row_max, float row_sum, float factor) {
     if (p.at.sinks) {
         const float sink = bits_to_f32(index_at(p.at.sinks, head)) * LOG2_E;

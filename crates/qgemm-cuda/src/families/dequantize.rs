@@ -8,8 +8,8 @@ use qgemm_formats::{XFactor, XFormat, XParts};
 use qgemm_hal::abi::{DequantizePointers, DequantizeShape};
 use qgemm_hal::{
     CheckedDequantize, DequantizeConfig, DequantizeOperand, DequantizePlan, DequantizeSpec, Device, DeviceInfo,
-    Families, Family, Geometry, HalError, KernelId, LaunchSequence, LaunchStep, Operand, Operands, Operation, Spec,
-    Unsupported, Variant,
+    Families, Family, Geometry, HalError, KernelId, LaunchSequence, Operand, Operands, Operation, Spec, Unsupported,
+    Variant,
 };
 
 use super::kernel_launch::{Addresses, KernelLaunch, MakeKernel, Params, load};
@@ -96,9 +96,7 @@ impl Params for DequantizeParams {
             (&mut params.at.factors, O::Factors),
             (&mut params.at.d, O::D),
         ];
-        for (pointer, operand) in pointers {
-            *pointer = at.of(operands, operand)?;
-        }
+        at.fill(operands, pointers)?;
         params.shape.rows = operands.rows(self.shape.rows as usize) as u32;
         Ok(LaunchParams::of(&params))
     }
@@ -151,7 +149,7 @@ pub(super) fn sequence(
         params: Arc::new(DequantizeParams { shape, at }),
     };
     let step = launch.step::<DequantizeOperand>(make)?;
-    let step = op.operands().into_iter().fold(step, |step: LaunchStep, operand| step.bind(operand, operand));
+    let step = step.bind_all(op.operands());
     Ok(LaunchSequence::new::<DequantizeOperand>(format!("{NAME}_{}", op.format), vec![step]))
 }
 

@@ -148,7 +148,7 @@ pub(super) fn sequence(
         params: Arc::new(GatherRowsParams { shape, at }),
     };
     let step = launch.step::<GatherRowsOperand>(make)?;
-    let step = op.operands().into_iter().fold(step, |step, operand| step.bind(operand, operand));
+    let step = step.bind_all(op.operands());
     Ok(LaunchSequence::new::<GatherRowsOperand>(op.kernel_name(), vec![step]))
 }
 

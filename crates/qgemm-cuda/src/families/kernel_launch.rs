@@ -73,6 +73,18 @@ impl Addresses<'_> {
     pub(super) fn of(&self, operands: &Operands<'_>, operand: impl Operand) -> Result<u64, HalError> {
         operands.get(operand).map_or(Ok(0), |view| (self.address)(view, operand.name()))
     }
+
+    /// Writes the addresses of operands into a kernel's parameters.
+    pub(super) fn fill<'p, O: Operand>(
+        &self,
+        operands: &Operands<'_>,
+        pointers: impl IntoIterator<Item = (&'p mut u64, O)>,
+    ) -> Result<(), HalError> {
+        for (pointer, operand) in pointers {
+            *pointer = self.of(operands, operand)?;
+        }
+        Ok(())
+    }
 }
 
 /// Prepares a launch's kernel: loads it on a GPU, or

@@ -109,9 +109,7 @@ impl Params for KvAppendParams {
             (&mut own.cos, O::Cos),
             (&mut own.sin, O::Sin),
         ];
-        for (pointer, operand) in pointers {
-            *pointer = at.of(operands, operand)?;
-        }
+        at.fill(operands, pointers)?;
         Ok(LaunchParams::of(&params))
     }
 }
@@ -232,7 +230,7 @@ pub(super) fn sequence(
         params: Arc::new(params(op, cut)),
     };
     let step = launch.step::<KvAppendOperand>(make)?;
-    let step = op.operands().into_iter().fold(step, |step, operand| step.bind(operand, operand));
+    let step = step.bind_all(op.operands());
     Ok(LaunchSequence::new::<KvAppendOperand>(format!("{NAME}_{}_{}", op.dtype, op.kv), vec![step]))
 }
 

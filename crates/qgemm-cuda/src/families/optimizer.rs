@@ -139,7 +139,7 @@ pub(super) fn sequence(
         params: Arc::new(params(op)),
     };
     let step = launch.step::<OptimizerOperand>(make)?;
-    let step = op.operands().into_iter().fold(step, |step, operand| step.bind(operand, operand));
+    let step = step.bind_all(op.operands());
     Ok(LaunchSequence::new::<OptimizerOperand>(op.kernel_name(), vec![step]))
 }
 

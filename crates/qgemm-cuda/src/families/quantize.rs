@@ -8,9 +8,8 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_formats::{DType, ScaleType, XCode, XFactor, XFormat, XParts};
 use qgemm_hal::abi::{self, QuantizePointers, QuantizeShape, dtype_code};
 use qgemm_hal::{
-    CheckedQuantize, Device, DeviceInfo, Families, Family, Geometry, HalError, KernelId, LaunchSequence, LaunchStep,
-    Operand, Operands, Operation, QuantizeConfig, QuantizeOperand, QuantizePlan, QuantizeSpec, Spec, Unsupported,
-    Variant,
+    CheckedQuantize, Device, DeviceInfo, Families, Family, Geometry, HalError, KernelId, LaunchSequence, Operand,
+    Operands, Operation, QuantizeConfig, QuantizeOperand, QuantizePlan, QuantizeSpec, Spec, Unsupported, Variant,
 };
 
 use super::kernel_launch::{Addresses, KernelLaunch, MakeKernel, Params, load};
@@ -178,9 +177,7 @@ impl Params for QuantizeParams {
             (&mut params.at.token_factors, O::TokenFactors),
             (&mut params.at.sums, O::Sums),
         ];
-        for (pointer, operand) in pointers {
-            *pointer = at.of(operands, operand)?;
-        }
+        at.fill(operands, pointers)?;
         params.shape.rows = operands.rows(self.shape.rows as usize) as u32;
         Ok(LaunchParams::of(&params))
     }
@@ -252,7 +249,7 @@ pub(super) fn sequence(
 ) -> Result<LaunchSequence, HalError> {
     let variant = info.variant.ok_or(HalError::WrongDevice { device: info.id, what: "a CUDA kernel" })?;
     let step = launch(op, variant, info).step::<QuantizeOperand>(make)?;
-    let step = op.operands().into_iter().fold(step, |step: LaunchStep, operand| step.bind(operand, operand));
+    let step = step.bind_all(op.operands());
     Ok(LaunchSequence::new::<QuantizeOperand>(format!("quantize_{}_{}", op.x.dtype, op.format), vec![step]))
 }
 

@@ -207,9 +207,7 @@ impl Params for RoutingParams {
             (&mut params.at.status, O::Status),
             (&mut params.at.workspace, O::Workspace),
         ];
-        for (pointer, operand) in pointers {
-            *pointer = at.of(operands, operand)?;
-        }
+        at.fill(operands, pointers)?;
         // The chunks stay the same; those after the
         // last token are empty.
         params.shape.tokens = operands.rows(self.shape.tokens as usize) as u32;
@@ -256,19 +254,17 @@ fn params(op: &CheckedRouting, cut: &Cut, step: RoutingStep) -> RoutingParams {
 fn bound(step: LaunchStep, kind: RoutingStep, op: &CheckedRouting, cut: &Cut) -> LaunchStep {
     use RoutingOperand as O;
     let alone = cut.steps.len() == 1;
-    let same =
-        |step: LaunchStep, operands: &[O]| operands.iter().fold(step, |step, &operand| step.bind(operand, operand));
     let step = match kind {
         RoutingStep::TopK => {
-            let step = same(step, &[O::Logits, O::Ids, O::Weights]);
+            let step = step.bind_all([O::Logits, O::Ids, O::Weights]);
             let step = if op.bias { step.bind(O::Bias, O::Bias) } else { step };
             let step = if alone { step.bind(O::Status, O::Status) } else { step };
-            if alone && op.lists { same(step, &[O::Offsets, O::Counts, O::Rows]) } else { step }
+            if alone && op.lists { step.bind_all([O::Offsets, O::Counts, O::Rows]) } else { step }
         }
-        RoutingStep::Lists => same(step, &[O::Offsets, O::Counts, O::Rows, O::Status]),
+        RoutingStep::Lists => step.bind_all([O::Offsets, O::Counts, O::Rows, O::Status]),
         RoutingStep::Count => step,
         RoutingStep::Scan => step.bind(O::Status, O::Status),
-        RoutingStep::Scatter => same(step, &[O::Offsets, O::Counts, O::Rows]),
+        RoutingStep::Scatter => step.bind_all([O::Offsets, O::Counts, O::Rows]),
     };
     let step = match kind {
         RoutingStep::TopK => step,

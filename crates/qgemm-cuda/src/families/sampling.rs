@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_hal::abi::{SamplingPointers, SamplingShape};
-use qgemm_hal::op::sampling::kernel_of;
+use qgemm_hal::op::sampling::{SamplingStep, kernel_of};
 use qgemm_hal::{
-    CheckedSampling, Device, DeviceInfo, Families, Family, Geometry, HalError, LaunchSequence, LaunchStep, Operand,
-    Operands, SamplingConfig, SamplingOperand, SamplingPlan, SamplingStep, Unsupported, Variant, WorkspaceLayout,
+    CheckedSampling, Device, DeviceInfo, Families, Family, Geometry, HalError, LaunchSequence, Operand, Operands,
+    SamplingConfig, SamplingOperand, SamplingPlan, Unsupported, Variant,
 };
 
 use super::kernel_launch::{Addresses, KernelLaunch, MakeKernel, Params, load};
@@ -94,9 +94,7 @@ impl Params for SamplingParams {
             (&mut params.at.alternative_log_probabilities, O::AlternativeLogProbabilities),
             (&mut params.at.status, O::Status),
         ];
-        for (pointer, operand) in pointers {
-            *pointer = at.of(operands, operand)?;
-        }
+        at.fill(operands, pointers)?;
         // A step binds ids once: as its output or as its input.
         params.at.ids |= sampled;
         Ok(LaunchParams::of(&params))
@@ -124,25 +122,6 @@ fn ctas(op: &CheckedSampling, step: SamplingStep) -> u32 {
     op.rows as u32 * parts
 }
 
-/// Binds a step to the operands of its kernel.
-fn bound(step: LaunchStep, kind: SamplingStep, op: &CheckedSampling) -> LaunchStep {
-    use SamplingOperand as O;
-    let same = |step: LaunchStep, all: &[O]| all.iter().fold(step, |step, &operand| step.bind(operand, operand));
-    let keeps_orders = |step: LaunchStep| match op.earlier {
-        Some(_) => step.bind_part(O::Workspace, O::Workspace, WorkspaceLayout::RESERVED..op.kept_bytes()),
-        None => step,
-    };
-    match kind {
-        SamplingStep::Penalize => keeps_orders(same(step, &[O::Logits, O::Parameters, O::Earlier, O::EarlierLengths])),
-        SamplingStep::Sample => keeps_orders(same(step, &[O::Logits, O::Parameters, O::Ids, O::Status])),
-        SamplingStep::LogProbabilities => {
-            let step = same(step, &[O::Logits, O::LogProbabilities]).bind(O::SampledIds, O::Ids);
-            let listed = [O::AlternativeIds, O::AlternativeLogProbabilities];
-            if op.alternatives > 0 { same(step, &listed) } else { step }
-        }
-    }
-}
-
 /// Launch sequence of a plan. `make` prepares its kernels.
 ///
 /// # Errors
@@ -167,7 +146,7 @@ pub(super) fn sequence(
             updated: None,
             params: Arc::new(params(op)),
         };
-        Ok(bound(launch.step::<SamplingOperand>(make)?, kind, op))
+        Ok(op.bind(launch.step::<SamplingOperand>(make)?, kind))
     };
     let steps = op.steps().into_iter().map(step).collect::<Result<_, HalError>>()?;
     Ok(LaunchSequence::new::<SamplingOperand>(NAME, steps))

@@ -168,7 +168,7 @@ pub(super) fn sequence(
         params: Arc::new(UnpackParams { shape, at }),
     };
     let step = launch.step::<UnpackOperand>(make)?;
-    let step = op.operands().into_iter().fold(step, |step, operand| step.bind(operand, operand));
+    let step = step.bind_all(op.operands());
     Ok(LaunchSequence::new::<UnpackOperand>(op.kernel_name(NAME), vec![step]))
 }
 

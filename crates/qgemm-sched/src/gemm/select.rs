@@ -93,7 +93,7 @@ pub(crate) mod tests {
     use qgemm_formats::prepack::FragmentLayout;
     use qgemm_formats::{DType, XFormat};
     use qgemm_hal::{
-        Activation, Dense, Device, DeviceId, HalError, LaunchSequence, Math, Schedule, TileConfig, Unsupported,
+        Activation, Dense, Device, DeviceId, HalError, LaunchSequence, Math, Name, Schedule, TileConfig, Unsupported,
         XPrecision, XPrologue,
     };
 
@@ -156,7 +156,7 @@ pub(crate) mod tests {
     pub(crate) fn config(family: &'static str) -> TileConfig {
         TileConfig {
             family,
-            main_loop: "main_loop",
+            main_loop: Name::new("main_loop"),
             variant: None,
             math: Math::TensorF16,
             tile_n: 64,

@@ -85,7 +85,7 @@ impl Family<CheckedDequantize> for Dequantize {
         let kernel = DequantizeKernel { compiled, shared: shared.clone(), op: *op, dispatches: rows };
         let geometry = Geometry { grid, threads: THREADS, shared_bytes: 0 };
         let step = LaunchStep::new::<DequantizeOperand>(kernel_id(op), geometry, Arc::new(kernel));
-        let step = op.operands().into_iter().fold(step, |step, operand| step.bind(operand, operand));
+        let step = step.bind_all(op.operands());
         Ok(LaunchSequence::new::<DequantizeOperand>(format!("{NAME}_{}", op.format), vec![step]))
     }
 

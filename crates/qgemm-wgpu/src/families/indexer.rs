@@ -259,7 +259,7 @@ fn step(shared: &Arc<Shared>, op: &CheckedIndexer, part: Part, chooses: bool) ->
         O::Indices => chooses,
         _ => !chooses,
     };
-    let step = op.operands().into_iter().filter(is_bound).fold(step, |step, operand| step.bind(operand, operand));
+    let step = step.bind_all(op.operands().into_iter().filter(is_bound));
     Ok(match op.chosen() {
         0 => step,
         _ => step.bind_part(O::Workspace, O::Workspace, WorkspaceLayout::RESERVED..op.score_bytes(part.queries)),

@@ -289,7 +289,7 @@ impl Family<CheckedKvAppend> for KvAppend {
                 let own = [Some(part.written.0), part.source.map(|(source, _)| source), part.scales];
                 !of_one.contains(operand) || own.contains(&Some(*operand))
             };
-            Ok(op.operands().into_iter().filter(others).fold(step, |step, operand| step.bind(operand, operand)))
+            Ok(step.bind_all(op.operands().into_iter().filter(others)))
         };
         let steps = parts(op).into_iter().map(step).collect::<Result<_, HalError>>()?;
         Ok(LaunchSequence::new::<KvAppendOperand>(format!("{NAME}_{}_{}", op.dtype, op.kv), steps))

@@ -115,7 +115,7 @@ impl Family<CheckedNorm> for Norm {
 
     fn prepare(&self, device: &dyn Device, op: &CheckedNorm, _: &NormLaunch) -> Result<LaunchSequence, HalError> {
         let step = step(device, op)?;
-        let step = op.operands().into_iter().fold(step, |step, operand| step.bind(operand, operand));
+        let step = step.bind_all(op.operands());
         Ok(LaunchSequence::new::<NormOperand>(op.kernel_name(), vec![step]))
     }
 

@@ -101,7 +101,7 @@ impl Family<CheckedOptimizer> for Optimizer {
         let geometry = Geometry { grid, threads: THREADS, shared_bytes: 0 };
         let kernel = OptimizerKernel { compiled, shared: shared.clone(), op: *op, parts };
         let step = LaunchStep::new::<OptimizerOperand>(kernel_id(op), geometry, Arc::new(kernel));
-        let step = op.operands().into_iter().fold(step, |step, operand| step.bind(operand, operand));
+        let step = step.bind_all(op.operands());
         Ok(LaunchSequence::new::<OptimizerOperand>(op.kernel_name(), vec![step]))
     }
 

@@ -92,7 +92,7 @@ impl Family<CheckedQuantize> for Quantize {
         };
         let kernel = QuantizeKernel { compiled, shared: shared.clone(), op: *op, parts };
         let step = LaunchStep::new::<QuantizeOperand>(kernel_id(op), geometry, Arc::new(kernel));
-        let step = op.operands().into_iter().fold(step, |step, operand| step.bind(operand, operand));
+        let step = step.bind_all(op.operands());
         let name = format!("{NAME}_{}_{}", op.x.dtype, op.format);
         Ok(LaunchSequence::new::<QuantizeOperand>(name, vec![step]))
     }

@@ -102,16 +102,14 @@ impl Family<CheckedRouting> for Routing {
             |reason: Unsupported| HalError::Unsupported { device: shared.id, what: NAME.to_owned(), why: reason.why };
         let cut = Cut::new(op, device.info().max_buffer_bytes).map_err(refused)?;
         let bound = |(kind, step): (RoutingStep, LaunchStep)| {
-            let same =
-                |step: LaunchStep, all: &[O]| all.iter().fold(step, |step, &operand| step.bind(operand, operand));
             if kind == RoutingStep::TopK {
-                let step = same(step, &[O::Logits, O::Ids, O::Weights]);
+                let step = step.bind_all([O::Logits, O::Ids, O::Weights]);
                 return if op.bias { step.bind(O::Bias, O::Bias) } else { step };
             }
             let step = step.bind(O::GivenIds, if op.logits().is_some() { O::Ids } else { O::GivenIds });
             let bytes = WorkspaceLayout::RESERVED..workspace_bytes(cut.chunks, op.experts, true);
             let step = step.bind_part(O::Workspace, O::Workspace, bytes).bind(O::Status, O::Status);
-            if op.lists { same(step, &[O::Offsets, O::Counts, O::Rows]) } else { step }
+            if op.lists { step.bind_all([O::Offsets, O::Counts, O::Rows]) } else { step }
         };
         let made = made(shared, op, &cut)?.into_iter().map(bound).collect();
         Ok(LaunchSequence::new::<O>(NAME, made))

@@ -7,11 +7,10 @@ use std::sync::{Arc, LazyLock};
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_hal::abi::SamplingShape;
-use qgemm_hal::op::sampling::{STATUS_WORDS, kernel_of};
+use qgemm_hal::op::sampling::{STATUS_WORDS, SamplingParameters, SamplingStep, kernel_of};
 use qgemm_hal::{
     CheckedSampling, Device, DeviceInfo, Families, Family, Geometry, HalError, Kernel, LaunchSequence, LaunchStep,
-    Operand, Operands, SamplingConfig, SamplingOperand, SamplingParameters, SamplingPlan, SamplingStep, Stream,
-    Unsupported, WorkspaceLayout,
+    Operand, Operands, SamplingConfig, SamplingOperand, SamplingPlan, Stream, Unsupported,
 };
 
 use super::dispatch::{Dispatch, MARGIN, MAX_GROUPS, rows_that_fit, stride, submit, too_large};
@@ -111,7 +110,7 @@ impl Family<CheckedSampling> for Sampling {
                 shared_bytes: shared_bytes(kind),
             };
             let step = LaunchStep::new::<SamplingOperand>(kernel_of(NAME, kind, None), geometry, Arc::new(kernel));
-            Ok(bound(step, kind, op))
+            Ok(op.bind(step, kind))
         };
         let steps = op.steps().into_iter().map(step).collect::<Result<_, HalError>>()?;
         Ok(LaunchSequence::new::<SamplingOperand>(NAME, steps))
@@ -119,25 +118,6 @@ impl Family<CheckedSampling> for Sampling {
 
     fn source_hash(&self, _: &CheckedSampling, _: &SamplingConfig) -> u64 {
         *SOURCE_HASH
-    }
-}
-
-/// Binds a step to the operands of its kernel.
-fn bound(step: LaunchStep, kind: SamplingStep, op: &CheckedSampling) -> LaunchStep {
-    use SamplingOperand as O;
-    let same = |step: LaunchStep, all: &[O]| all.iter().fold(step, |step, &operand| step.bind(operand, operand));
-    let keeps_orders = |step: LaunchStep| match op.earlier {
-        Some(_) => step.bind_part(O::Workspace, O::Workspace, WorkspaceLayout::RESERVED..op.kept_bytes()),
-        None => step,
-    };
-    match kind {
-        SamplingStep::Penalize => keeps_orders(same(step, &[O::Logits, O::Parameters, O::Earlier, O::EarlierLengths])),
-        SamplingStep::Sample => keeps_orders(same(step, &[O::Logits, O::Parameters, O::Ids, O::Status])),
-        SamplingStep::LogProbabilities => {
-            let step = same(step, &[O::Logits, O::LogProbabilities]).bind(O::SampledIds, O::Ids);
-            let listed = [O::AlternativeIds, O::AlternativeLogProbabilities];
-            if op.alternatives > 0 { same(step, &listed) } else { step }
-        }
     }
 }
 

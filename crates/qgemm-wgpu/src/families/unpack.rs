@@ -79,7 +79,7 @@ impl Family<CheckedUnpack> for Unpack {
             UnpackKernel { compiled, shared: shared.clone(), op: *op, rows, tile_bytes: tile_bytes(op, &code) };
         let geometry = Geometry { grid: kernel.grid(rows.min(op.stored_rows())), threads: THREADS, shared_bytes: 0 };
         let step = LaunchStep::new::<UnpackOperand>(plan.config.kernel, geometry, Arc::new(kernel));
-        let step = op.operands().into_iter().fold(step, |step, operand| step.bind(operand, operand));
+        let step = step.bind_all(op.operands());
         Ok(LaunchSequence::new::<UnpackOperand>(name, vec![step]))
     }
 

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use qgemm_hal::{
-    CheckedGemm, Device, DeviceInfo, Family, HalError, LaunchPlan, LaunchSequence, Math, TileConfig, Unsupported,
+    CheckedGemm, Device, DeviceInfo, Family, HalError, LaunchPlan, LaunchSequence, Math, Name, TileConfig, Unsupported,
 };
 
 use super::share::MainLoop;
@@ -43,7 +43,7 @@ impl Family<CheckedGemm> for GemmFamily {
         check_supported(op)?;
         let of = Traits {
             family: "gemm",
-            main_loop: "simd16_fma",
+            main_loop: Name::new("simd16_fma"),
             math: Math::FmaF32,
             x_format: op.plain_x()?.dtype.into(),
             panels: PANEL_TOKENS,

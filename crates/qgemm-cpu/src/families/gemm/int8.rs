@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use qgemm_formats::{ScaleType, XCode, XFactor, XFormat};
 use qgemm_hal::{
-    CheckedGemm, Device, DeviceInfo, Family, HalError, LaunchPlan, LaunchSequence, Math, TileConfig, Unsupported,
+    CheckedGemm, Device, DeviceInfo, Family, HalError, LaunchPlan, LaunchSequence, Math, Name, TileConfig, Unsupported,
 };
 
 use super::share::{MainLoop, Parts};
@@ -61,7 +61,7 @@ impl Family<CheckedGemm> for GemmInt8Family {
     fn configs(&self, op: &CheckedGemm, info: &DeviceInfo) -> Result<Vec<TileConfig>, Unsupported> {
         check_supported(op)?;
         let offer = |x_format| {
-            let (family, main_loop, math) = ("gemm_int8", "simd16_int8", Math::DotI8);
+            let (family, main_loop, math) = ("gemm_int8", Name::new("simd16_int8"), Math::DotI8);
             configs(Traits { family, main_loop, math, x_format, panels: PANEL_TOKENS }, op, info)
         };
         if op.x.planes.is_some() {

@@ -10,7 +10,7 @@ use qgemm_formats::XFormat;
 use qgemm_formats::prepack::{FragmentLayout, PackedLayout};
 use qgemm_hal::{
     CheckedGemm, Dense, Device, DeviceId, DeviceInfo, Families, GemmOperand, Geometry, HalError, HostStream, Kernel,
-    LaunchPlan, LaunchSequence, LaunchStep, Math, Operands, Schedule, Stream, TileConfig, Unsupported,
+    LaunchPlan, LaunchSequence, LaunchStep, Math, Name, Operands, Schedule, Stream, TileConfig, Unsupported,
 };
 
 use crate::job::{Job, Parts as JobParts, row_columns};
@@ -47,7 +47,7 @@ fn check_supported(op: &CheckedGemm) -> Result<(), Unsupported> {
 #[derive(Clone, Copy)]
 struct Traits {
     family: &'static str,
-    main_loop: &'static str,
+    main_loop: Name,
     math: Math,
     x_format: XFormat,
     /// Maximum tokens of a panel.

@@ -69,7 +69,7 @@ impl Family<CheckedKvAppend> for KvAppendFamily {
         let kernel = CpuKvAppend { op: *op, simd: cpu.simd(), pool: cpu.pool().clone() };
         let geometry = Geometry { grid: [op.kv_heads as u32, 1, 1], threads: 1, shared_bytes: 0 };
         let step = LaunchStep::new::<KvAppendOperand>(plan.config.kernel, geometry, Arc::new(kernel));
-        let step = op.operands().into_iter().fold(step, |step, operand| step.bind(operand, operand));
+        let step = step.bind_all(op.operands());
         let name = format!("kv_append_{}_{}", op.dtype, op.kv);
         Ok(LaunchSequence::new::<KvAppendOperand>(name, vec![step]))
     }

@@ -5,11 +5,10 @@ mod row;
 use std::sync::Arc;
 
 use bytemuck::{AnyBitPattern, NoUninit};
-use qgemm_hal::op::sampling::{STATUS_WORDS, kernel_of};
+use qgemm_hal::op::sampling::{EarlierTokens, STATUS_WORDS, SamplingParameters, SamplingStep, kernel_of};
 use qgemm_hal::{
-    CheckedSampling, Device, DeviceId, DeviceInfo, EarlierTokens, Families, Family, Geometry, HalError, HostStream,
-    Kernel, LaunchSequence, LaunchStep, Operands, SamplingConfig, SamplingOperand, SamplingParameters, SamplingPlan,
-    SamplingStep, Stream, Unsupported,
+    CheckedSampling, Device, DeviceId, DeviceInfo, Families, Family, Geometry, HalError, HostStream, Kernel,
+    LaunchSequence, LaunchStep, Operands, SamplingConfig, SamplingOperand, SamplingPlan, Stream, Unsupported,
 };
 use rayon::prelude::*;
 

@@ -2,13 +2,13 @@
 //! and top-p, and the draw. Sums are
 //! integers, as on every device.
 
-use qgemm_hal::SamplingParameters;
 use qgemm_hal::op::sampling::arithmetic::{
     BEST_WEIGHT, EXCLUDED, NON_FINITE, fraction_of, kept_weight, least_weight, log_sum, logit_of, order, penalized,
     random_word, weight,
 };
 use qgemm_hal::op::sampling::{
     MOST_VOCABULARY, NO_TOKEN, STATUS_FINE, STATUS_NO_CANDIDATE, STATUS_NON_FINITE, STATUS_PARAMETER, STATUS_WORDS,
+    SamplingParameters,
 };
 
 /// Bits of an order that one histogram resolves, highest first.

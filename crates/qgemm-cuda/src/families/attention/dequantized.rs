@@ -211,8 +211,7 @@ fn step(
     };
     let read = [O::K, O::V, O::KFactors, O::VFactors, O::KScales, O::VScales];
     let found_by = [O::QOffsets, O::KvOffsets, O::KvLengths, O::BlockTable];
-    let step =
-        read.into_iter().chain(found_by).fold(launch.step::<O>(make)?, |step, operand| step.bind(operand, operand));
+    let step = launch.step::<O>(make)?.bind_all(read.into_iter().chain(found_by));
     Ok(step.bind_part(O::Workspace, O::Workspace, keys.start..table.end))
 }
 

@@ -15,7 +15,7 @@ mod wgmma;
 
 use qgemm_hal::{
     AttentionConfig, AttentionPlan, AttentionSpec, CheckedAttention, DeviceInfo, Families, HalError, KernelId,
-    LaunchSequence, Math, Spec, Unsupported, Variant,
+    LaunchSequence, Math, Name, Spec, Unsupported, Variant,
 };
 
 use self::dequantized::Dequantized;
@@ -30,6 +30,36 @@ pub(super) const FAMILIES: Families<CheckedAttention> = &[
     &cp_async::AttentionCpAsync,
     &wgmma::AttentionWgmma,
 ];
+
+/// Algorithm of a family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Algorithm {
+    Simt,
+    Mma,
+    Decode,
+    CpAsync,
+    Wgmma,
+}
+
+impl Algorithm {
+    const ALL: [Self; 5] = [Self::Simt, Self::Mma, Self::Decode, Self::CpAsync, Self::Wgmma];
+
+    /// The family's name.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Simt => simt::NAME,
+            Self::Mma => mma::NAME,
+            Self::Decode => decode::NAME,
+            Self::CpAsync => cp_async::NAME,
+            Self::Wgmma => wgmma::NAME,
+        }
+    }
+
+    /// The algorithm of a kernel of these families.
+    fn of(kernel: &KernelId) -> Option<Self> {
+        Self::ALL.into_iter().find(|algorithm| kernel.family == Name::new(algorithm.name()))
+    }
+}
 
 /// From this many queries on, prefill kernels are used. Batch-invariant
 /// results also switch here to matrix instructions.
@@ -118,22 +148,22 @@ fn heads_together(heads: usize, of_head: u32, ctas: u32) -> u32 {
     together.unwrap_or(all) as u32
 }
 
-/// Whether `family` may run `op` when batch invariance is required. Exactly
+/// Whether the family `name` may run `op` when batch invariance is required. Exactly
 /// one family may, chosen independently of the batch.
-fn check_invariant(family: &str, op: &CheckedAttention, info: &DeviceInfo) -> Result<(), Unsupported> {
+fn check_invariant(name: &str, op: &CheckedAttention, info: &DeviceInfo) -> Result<(), Unsupported> {
     if !op.batch_invariant {
         return Ok(());
     }
     let chosen = match op.most_queries() >= LEAST_QUERIES {
-        false if decode::spec_of(op, info).is_ok() => decode::NAME,
-        true if wgmma::spec_of(op, info).is_ok() => wgmma::NAME,
-        true if cp_async::spec_of(op, info).is_ok() => cp_async::NAME,
-        true if mma::spec_of(op, info).is_ok() => mma::NAME,
-        _ => simt::NAME,
+        false if decode::spec_of(op, info).is_ok() => Algorithm::Decode,
+        true if wgmma::spec_of(op, info).is_ok() => Algorithm::Wgmma,
+        true if cp_async::spec_of(op, info).is_ok() => Algorithm::CpAsync,
+        true if mma::spec_of(op, info).is_ok() => Algorithm::Mma,
+        _ => Algorithm::Simt,
     };
-    match family == chosen {
+    match name == chosen.name() {
         true => Ok(()),
-        false => Err(Unsupported::new(format!("leaves bits that may not depend on the batch to {chosen}"))),
+        false => Err(Unsupported::new(format!("leaves bits that may not depend on the batch to {}", chosen.name()))),
     }
 }
 
@@ -157,13 +187,13 @@ pub(super) fn sequence(
             sequence(op, plan, info, make)
         });
     }
-    match plan.config.kernel.family.as_str() {
-        mma::NAME => mma::sequence(op, &plan.config, variant, make),
-        wgmma::NAME => wgmma::sequence(op, &plan.config, info, variant, make),
-        cp_async::NAME => cp_async::sequence(op, &plan.config, info, variant, make),
-        decode::NAME => decode::sequence(op, &plan.config, variant, make),
-        simt::NAME => simt::sequence(op, &plan.config, variant, make),
-        _ => Err(unknown_family(&plan.config.kernel, info)),
+    match Algorithm::of(&plan.config.kernel) {
+        Some(Algorithm::Mma) => mma::sequence(op, &plan.config, variant, make),
+        Some(Algorithm::Wgmma) => wgmma::sequence(op, &plan.config, info, variant, make),
+        Some(Algorithm::CpAsync) => cp_async::sequence(op, &plan.config, info, variant, make),
+        Some(Algorithm::Decode) => decode::sequence(op, &plan.config, variant, make),
+        Some(Algorithm::Simt) => simt::sequence(op, &plan.config, variant, make),
+        None => Err(unknown_family(&plan.config.kernel, info)),
     }
 }
 

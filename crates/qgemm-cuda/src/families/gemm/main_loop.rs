@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use qgemm_hal::{Schedule, Variant};
+use qgemm_hal::{Name, Schedule, Variant};
 
 /// Identity of a main loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,8 +30,8 @@ pub(crate) enum MainLoopKind {
 
 impl MainLoopKind {
     /// Variant and mechanism, as kernel identities print them.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
+    pub(crate) const fn name(self) -> Name {
+        Name::new(match self {
             MainLoopKind::Gemv => "gemv",
             MainLoopKind::GemmSimt => "gemm_simt",
             MainLoopKind::GemmSlicedK => "gemm_sliced_k",
@@ -51,7 +51,7 @@ impl MainLoopKind {
             MainLoopKind::Sm90WgmmaWs => "sm90_wgmma_ws",
             MainLoopKind::Sm120BlockScaledWs => "sm120_block_scaled_ws",
             MainLoopKind::Sm120TmaWs => "sm120_tma_ws",
-        }
+        })
     }
 
     /// Kernel family.

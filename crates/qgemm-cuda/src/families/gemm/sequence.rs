@@ -14,7 +14,7 @@ use super::super::kernel_launch::{KernelLaunch, MakeKernel, Params};
 use super::fp8_kernels::fp8_kernels;
 use super::instances::{instances, of_planes};
 use super::params::{GemmLaunch, bound};
-use super::projection;
+use super::projection::projection_sequence;
 use super::sm120_block_scaled::block_scaled_kernels;
 
 /// Launch sequence of `plan` on a device like `info`.
@@ -30,8 +30,8 @@ pub(in crate::families) fn sequence(
     info: &DeviceInfo,
     make: &mut MakeKernel<'_>,
 ) -> Result<LaunchSequence, HalError> {
-    if plan.config.family == projection::NAME {
-        return projection::projection_sequence(op, plan, info, make);
+    if plan.config.normalizes_x || !op.segments.is_empty() {
+        return projection_sequence(op, plan, info, make);
     }
     let variant = info.variant.ok_or(HalError::WrongDevice { device: info.id, what: "a CUDA kernel" })?;
     let id = plan.config.kernel_id(op.format);

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use qgemm_hal::abi::IndexerParams;
 use qgemm_hal::{
     CheckedIndexer, DeviceInfo, Families, Geometry, HalError, IndexerConfig, IndexerLaunch, IndexerOperand,
-    IndexerResult, IndexerSpec, IndexerStep, KernelId, LaunchSequence, LaunchStep, Math, Operand, Operands, Operation,
-    Paging, Spec, Unsupported, Variant, WorkspaceLayout,
+    IndexerResult, IndexerSpec, IndexerStep, KernelId, LaunchSequence, LaunchStep, Math, Name, Operand, Operands,
+    Operation, Paging, Spec, Unsupported, Variant, WorkspaceLayout,
 };
 
 use self::gather::Gathering;
@@ -36,6 +36,34 @@ const CHOOSE_SHARED_BYTES: u32 = 4096 * 8 + 2048 * 4 + CHOOSE_THREADS / 32 * 4 +
 /// Bits of a masked key's score: −∞, or for top-k a
 /// value that no score has.
 const MASKED_SCORE: [u32; 2] = [0xff80_0000, u32::MAX];
+
+/// Algorithm of a family: how keys are scored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scorer {
+    Wgmma,
+    DecodeTma,
+    Decode,
+    Mma,
+}
+
+impl Scorer {
+    const ALL: [Self; 4] = [Self::Wgmma, Self::DecodeTma, Self::Decode, Self::Mma];
+
+    /// The family's name.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Wgmma => wgmma::NAME,
+            Self::DecodeTma => decode_tma::NAME,
+            Self::Decode => decode::NAME,
+            Self::Mma => mma::NAME,
+        }
+    }
+
+    /// The algorithm of a kernel of these families.
+    fn of(kernel: &KernelId) -> Option<Self> {
+        Self::ALL.into_iter().find(|scorer| kernel.family == Name::new(scorer.name()))
+    }
+}
 
 /// All kernels of these families for `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
@@ -129,9 +157,7 @@ fn at_operands(params: &IndexerParams, operands: &Operands<'_>, at: &Addresses<'
         (&mut params.block_table, O::BlockTable),
         (&mut params.indices, O::Indices),
     ];
-    for (pointer, operand) in pointers {
-        *pointer = at.of(operands, operand)?;
-    }
+    at.fill(operands, pointers)?;
     let kept = operands.get(O::Workspace).is_some();
     params.scores = at.of(operands, if kept { O::Workspace } else { O::Scores })?;
     // So far relative to the workspace.
@@ -272,7 +298,8 @@ fn params(op: &CheckedIndexer, part: Part, cut: Cut, kept: Kept) -> IndexerParam
 ///
 /// # Errors
 /// [`HalError::WrongDevice`] when the device has no kernel
-/// variant, and errors of `make`.
+/// variant, [`HalError::KernelUnavailable`] when the plan is of
+/// another backend's family, and errors of `make`.
 pub(super) fn sequence(
     op: &CheckedIndexer,
     plan: &IndexerLaunch,
@@ -281,7 +308,8 @@ pub(super) fn sequence(
 ) -> Result<LaunchSequence, HalError> {
     let variant = info.variant.ok_or(HalError::WrongDevice { device: info.id, what: "a CUDA kernel" })?;
     let IndexerConfig { kernel, part_queries, workspace_bytes, .. } = plan.config;
-    let gathering = Gathering::of(op, info).filter(|_| kernel.family.as_str() == wgmma::NAME);
+    let scorer = Scorer::of(&kernel).ok_or_else(|| unknown_family(&kernel, info))?;
+    let gathering = Gathering::of(op, info).filter(|_| scorer == Scorer::Wgmma);
     let mut launches = Vec::new();
     for whole in parts(Part { first: 0, queries: op.queries }, gathering.map_or(op.queries, |all| all.part_queries)) {
         if let Some(gathering) = gathering {
@@ -291,12 +319,11 @@ pub(super) fn sequence(
         for part in parts(whole, part_queries) {
             let kept = gathering.map_or(Kept::default(), |all| all.kept(part.first - whole.first));
             if op.most_keys() > 0 {
-                launches.push(match kernel.family.as_str() {
-                    wgmma::NAME => wgmma::launch(op, part, info, 1, false, kept),
-                    decode_tma::NAME => decode_tma::launch(op, kernel, part, info),
-                    decode::NAME => decode::launch(op, kernel, part, info),
-                    mma::NAME => mma::launch(op, kernel, part, info, variant),
-                    _ => return Err(unknown_family(&kernel, info)),
+                launches.push(match scorer {
+                    Scorer::Wgmma => wgmma::launch(op, part, info, 1, false, kept),
+                    Scorer::DecodeTma => decode_tma::launch(op, kernel, part, info),
+                    Scorer::Decode => decode::launch(op, kernel, part, info),
+                    Scorer::Mma => mma::launch(op, kernel, part, info, variant),
                 });
             }
             if op.chosen() > 0 {
@@ -319,7 +346,7 @@ fn parts(whole: Part, queries: usize) -> impl Iterator<Item = Part> {
 /// top-k data to the workspace.
 fn bound(op: &CheckedIndexer, step: LaunchStep, workspace_bytes: usize) -> LaunchStep {
     use IndexerOperand as O;
-    let step = op.operands().into_iter().fold(step, |step, operand| step.bind(operand, operand));
+    let step = step.bind_all(op.operands());
     match op.chosen() {
         0 => step,
         _ => step.bind_part(O::Workspace, O::Workspace, WorkspaceLayout::RESERVED..workspace_bytes),

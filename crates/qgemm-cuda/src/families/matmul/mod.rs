@@ -223,9 +223,7 @@ impl MatmulParams {
             (&mut params.at.a_scale, O::AScale),
             (&mut params.at.b_scale, O::BScale),
         ];
-        for (pointer, operand) in pointers {
-            *pointer = at.of(operands, operand)?;
-        }
+        at.fill(operands, pointers)?;
         Ok(params)
     }
 }

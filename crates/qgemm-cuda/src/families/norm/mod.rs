@@ -384,7 +384,7 @@ pub(super) fn sequence(
         Some(quantized) => quantized::launch(op, quantized, variant, info),
     };
     let step = launch.step::<NormOperand>(make)?;
-    let step = op.operands().into_iter().fold(step, |step, operand| step.bind(operand, operand));
+    let step = step.bind_all(op.operands());
     Ok(LaunchSequence::new::<NormOperand>(op.kernel_name(), vec![step]))
 }
 

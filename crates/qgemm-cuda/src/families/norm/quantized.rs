@@ -106,9 +106,7 @@ impl Params for Arguments {
             (&mut to.token_factors, O::TokenFactors),
             (&mut to.sums, O::Sums),
         ];
-        for (pointer, operand) in pointers {
-            *pointer = at.of(operands, operand)?;
-        }
+        at.fill(operands, pointers)?;
         Ok(LaunchParams::of(&NormQuantizeParams { norm: self.norm.at(operands, at)?, to }))
     }
 }

@@ -471,7 +471,7 @@ impl Operation for CheckedGemm {
     fn noop_config(&self) -> Result<TileConfig, Unsupported> {
         Ok(TileConfig {
             family: "noop",
-            main_loop: "noop",
+            main_loop: Name::new("noop"),
             variant: None,
             math: Math::FmaF32,
             tile_n: 64,

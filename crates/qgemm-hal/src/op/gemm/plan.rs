@@ -28,7 +28,7 @@ pub struct TileConfig {
     /// The family's name.
     pub family: &'static str,
     /// Main loop: variant and mechanism.
-    pub main_loop: &'static str,
+    pub main_loop: Name,
     /// Generation of instructions, if the backend has several.
     pub variant: Option<Variant>,
     /// Arithmetic of the inner loop.
@@ -83,7 +83,7 @@ impl TileConfig {
     /// Kernel identity for weights of `format`.
     pub fn kernel_id(&self, format: Format) -> KernelId {
         let spec = GemmSpec {
-            main_loop: Name::new(self.main_loop),
+            main_loop: self.main_loop,
             w: format,
             x: self.x_format,
             n: self.tile_n,

@@ -257,6 +257,7 @@ mod tests {
 
     use super::*;
     use crate::caps::Math;
+    use crate::kernel_id::Name;
     use crate::op::gemm::Schedule;
 
     #[test]
@@ -288,7 +289,7 @@ mod tests {
     fn config(tile_m: u32, tile_k: u32, row_factors: bool) -> TileConfig {
         TileConfig {
             family: "gemm",
-            main_loop: "main_loop",
+            main_loop: Name::new("main_loop"),
             variant: None,
             math: Math::TensorF16,
             tile_n: 64,

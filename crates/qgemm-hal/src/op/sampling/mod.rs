@@ -13,6 +13,7 @@ use super::{Operation, memory_bound, operands};
 use crate::axis::axis;
 use crate::error::Unsupported;
 use crate::kernel_id::{KernelId, Spec, spec};
+use crate::sequence::LaunchStep;
 
 /// Maximum rows.
 pub const MOST_ROWS: usize = 1 << 16;
@@ -149,6 +150,27 @@ impl CheckedSampling {
         let all =
             [(self.earlier.is_some(), S::Penalize), (true, S::Sample), (self.log_probabilities, S::LogProbabilities)];
         all.into_iter().filter(|(runs, _)| *runs).map(|(_, step)| step).collect()
+    }
+
+    /// Binds a launch of `kind` to the operands of its kernel, for
+    /// kernels that keep the penalized logits.
+    pub fn bind(&self, step: LaunchStep, kind: SamplingStep) -> LaunchStep {
+        use SamplingOperand as O;
+        let keeps_orders = |step: LaunchStep| match self.earlier {
+            Some(_) => step.bind_part(O::Workspace, O::Workspace, WorkspaceLayout::RESERVED..self.kept_bytes()),
+            None => step,
+        };
+        match kind {
+            SamplingStep::Penalize => {
+                keeps_orders(step.bind_all([O::Logits, O::Parameters, O::Earlier, O::EarlierLengths]))
+            }
+            SamplingStep::Sample => keeps_orders(step.bind_all([O::Logits, O::Parameters, O::Ids, O::Status])),
+            SamplingStep::LogProbabilities => {
+                let step = step.bind_all([O::Logits, O::LogProbabilities]).bind(O::SampledIds, O::Ids);
+                let listed = [O::AlternativeIds, O::AlternativeLogProbabilities];
+                if self.alternatives > 0 { step.bind_all(listed) } else { step }
+            }
+        }
     }
 
     /// Workspace bytes of kernels that keep the penalized logits.

@@ -5,11 +5,11 @@
 use std::sync::LazyLock;
 
 use qgemm_hal::{
-    CheckedGemm, Device, DeviceInfo, Family, HalError, LaunchPlan, LaunchSequence, TileConfig, Unsupported,
+    CheckedGemm, Device, DeviceInfo, Family, Feature, HalError, LaunchPlan, LaunchSequence, Name, TileConfig,
+    Unsupported,
 };
 
 use super::CONFIG;
-use crate::adapter::WIDE_WORKGROUPS;
 use crate::shader::{Codes, ENTRY, FourRows, Part, table_bytes};
 use crate::weight_code::WeightCode;
 
@@ -59,7 +59,7 @@ pub(crate) static CONFIGS: &[TileConfig] = &[
 pub(super) const fn config(tokens: u32, threads: u32, shared_bytes: u32) -> TileConfig {
     TileConfig {
         family: NAME,
-        main_loop: if tokens <= FACTORED_TOKENS { "gemv_factored" } else { "gemv_decoded" },
+        main_loop: Name::new(if tokens <= FACTORED_TOKENS { "gemv_factored" } else { "gemv_decoded" }),
         tile_n: TILE_N,
         tile_m: tokens,
         tile_k: 64,
@@ -132,9 +132,9 @@ pub(crate) fn fitting<'a>(
     let size = configs.iter().map(|c| c.shared_bytes).filter(|&bytes| bytes <= available).max();
     // Software adapters take seconds to compile code
     // unrolled for eight tokens.
-    let most = if info.features.contains("software-adapter") { 4 } else { 8 };
+    let most = if info.features.contains(&Feature::SoftwareAdapter) { 4 } else { 8 };
     let tokens = (op.m as u32).next_power_of_two().min(most);
-    let threads = if info.features.contains(WIDE_WORKGROUPS) { WIDE } else { 256 };
+    let threads = if info.features.contains(&Feature::WideWorkgroups) { WIDE } else { 256 };
     let fits = move |c: &TileConfig| Some(c.shared_bytes) == size && c.tile_m == tokens && c.threads <= threads;
     configs.iter().copied().filter(fits)
 }
@@ -165,7 +165,7 @@ impl Family<CheckedGemm> for Gemv {
     }
 
     fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<LaunchSequence, HalError> {
-        let subgroups = device.info().features.contains("subgroups");
+        let subgroups = device.info().features.contains(&Feature::Subgroups);
         super::prepare(device, op, plan, |code, _| Some(part(&plan.config, code, subgroups)))
     }
 

@@ -6,7 +6,8 @@ use std::sync::LazyLock;
 
 use qgemm_formats::{Format, ScaleType, XCode, XFactor};
 use qgemm_hal::{
-    CheckedGemm, Device, DeviceInfo, Family, HalError, LaunchPlan, LaunchSequence, Math, TileConfig, Unsupported,
+    CheckedGemm, Device, DeviceInfo, Family, Feature, HalError, LaunchPlan, LaunchSequence, Math, Name, TileConfig,
+    Unsupported,
 };
 
 use super::gemv::{self, LARGE, SMALL, WIDE, slices};
@@ -49,7 +50,7 @@ pub(crate) static CONFIGS: &[TileConfig] = &[
 const fn config(tile_n: u32, tokens: u32, threads: u32, shared_bytes: u32) -> TileConfig {
     TileConfig {
         family: NAME,
-        main_loop: NAME,
+        main_loop: Name::new(NAME),
         math: Math::DotI8,
         tile_n,
         k_groups: slices(tile_n, threads),
@@ -166,7 +167,7 @@ impl Family<CheckedGemm> for GemvInt8 {
     }
 
     fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<LaunchSequence, HalError> {
-        let subgroups = device.info().features.contains("subgroups");
+        let subgroups = device.info().features.contains(&Feature::Subgroups);
         super::prepare(device, op, plan, |_, _| Some(part(&plan.config, op.format, XBytes::of(op)?, subgroups)))
     }
 

@@ -6,7 +6,8 @@ use std::sync::LazyLock;
 
 use qgemm_formats::Format;
 use qgemm_hal::{
-    CheckedGemm, Device, DeviceInfo, Family, HalError, LaunchPlan, LaunchSequence, Math, TileConfig, Unsupported,
+    CheckedGemm, Device, DeviceInfo, Family, Feature, HalError, LaunchPlan, LaunchSequence, Math, Name, TileConfig,
+    Unsupported,
 };
 
 use super::CONFIG;
@@ -34,7 +35,7 @@ pub(crate) static CONFIGS: &[TileConfig] =
 const fn config(tile_n: u32, threads: u32, ctas_per_unit: u32, efficiency: u32) -> TileConfig {
     TileConfig {
         family: NAME,
-        main_loop: NAME,
+        main_loop: Name::new(NAME),
         math: Math::DotI8,
         tile_n,
         tile_m: TILE_M,
@@ -73,7 +74,7 @@ pub(crate) fn part(config: &TileConfig, format: Format, x: XBytes) -> Part {
 pub(crate) fn fitting(info: &DeviceInfo) -> impl Iterator<Item = TileConfig> + use<> {
     let available = info.shared_bytes;
     // Software adapters take seconds to compile code unrolled for more tokens.
-    let most = if info.features.contains("software-adapter") { 4 } else { u32::MAX };
+    let most = if info.features.contains(&Feature::SoftwareAdapter) { 4 } else { u32::MAX };
     CONFIGS.iter().copied().filter(move |c| c.shared_bytes <= available && tokens(c) <= most)
 }
 

@@ -163,7 +163,7 @@ impl GemmKernel {
         let step = LaunchStep::new::<O>(id, geometry, Arc::new(self));
         let there = own.into_iter().filter_map(|(operand, there)| there.then_some(operand));
         let there = there.chain(outputs);
-        let step = there.fold(step, |step, operand| step.bind(operand, operand));
+        let step = step.bind_all(there);
         let Some(x) = x else { return step };
         let step = step.bind_part(O::X, O::Workspace, x.x_of(m));
         match x.factors_of(m) {

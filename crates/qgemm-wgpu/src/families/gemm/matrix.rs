@@ -5,12 +5,12 @@ use std::sync::LazyLock;
 
 use qgemm_formats::{DType, Encoding, XFormat};
 use qgemm_hal::{
-    CheckedGemm, Dense, Device, DeviceInfo, Family, HalError, LaunchPlan, LaunchSequence, Math, TileConfig,
-    Unsupported, XPrologue,
+    CheckedGemm, Dense, Device, DeviceInfo, Family, Feature, HalError, LaunchPlan, LaunchSequence, Math, Name,
+    TileConfig, Unsupported, XPrologue,
 };
 
 use super::CONFIG;
-use crate::adapter::{COOPERATIVE_MATRICES, CooperativeMatrices};
+use crate::adapter::CooperativeMatrices;
 use crate::shader::{Codes, FourRows, Part, table_bytes};
 
 /// Family name.
@@ -56,7 +56,7 @@ const fn config(
     let subgroups = warps_n * (tile_m / part.1);
     TileConfig {
         family: NAME,
-        main_loop: NAME,
+        main_loop: Name::new(NAME),
         math: Math::TensorF16,
         tile_n,
         tile_m,
@@ -151,7 +151,7 @@ impl Family<CheckedGemm> for GemmMatrix {
     }
 
     fn configs(&self, op: &CheckedGemm, info: &DeviceInfo) -> Result<Vec<TileConfig>, Unsupported> {
-        if !info.features.contains(COOPERATIVE_MATRICES) {
+        if !info.features.contains(&Feature::CooperativeMatrices) {
             return Err(Unsupported::new("needs cooperative matrices in f16 with sums in f32, of 16x16x16 or 8x8x8"));
         }
         if op.format.encoding == Encoding::Plain(DType::F32) || !op.weight_fits_f16 {

@@ -14,7 +14,7 @@ use qgemm_formats::{DType, Format, XFormat};
 use qgemm_hal::abi::GemmShape;
 use qgemm_hal::{
     CheckedConvert, CheckedGemm, ConvertOperand, Dense, Device, DeviceInfo, Families, GemmOperand, HalError,
-    LaunchPlan, LaunchSequence, LaunchStep, Math, Schedule, TileConfig, Unsupported, XPrologue, XRegion,
+    LaunchPlan, LaunchSequence, LaunchStep, Math, Name, Schedule, TileConfig, Unsupported, XPrologue, XRegion,
 };
 
 use super::{hash_of, shared_of};
@@ -75,7 +75,7 @@ pub(super) struct Params {
 /// unrounded weights and f32 X.
 const CONFIG: TileConfig = TileConfig {
     family: "",
-    main_loop: "",
+    main_loop: Name::new(""),
     variant: None,
     math: Math::FmaF32,
     tile_n: 0,

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use qgemm_hal::{CheckedGemm, DeviceInfo, LaunchPlan, TileConfig};
+use qgemm_hal::{CheckedGemm, DeviceInfo, Feature, LaunchPlan, TileConfig};
 
 use super::launches::{Launch, Product, TILE_ROWS};
 use crate::families::dispatch::{MARGIN, MAX_GROUPS};
@@ -73,7 +73,7 @@ pub(super) fn most_splits(product: &Product<'_>, config: &TileConfig, launches: 
     if !is_one || groups > 1 && groups >= info.units.min(MAX_GROUPS) as usize {
         return 1;
     }
-    let least = if info.features.contains("software-adapter") { LEAST_SOFTWARE_COLUMNS } else { LEAST_COLUMNS };
+    let least = if info.features.contains(&Feature::SoftwareAdapter) { LEAST_SOFTWARE_COLUMNS } else { LEAST_COLUMNS };
     let columns = least.max(config.k_groups as usize * UNIT);
     let of_bytes = info.max_buffer_bytes.saturating_sub(MARGIN) / sum_bytes(op, 1) as u64;
     let most = MOST_SPLITS.min(op.stored_k / columns).min(usize::try_from(of_bytes).unwrap_or(usize::MAX));
@@ -119,7 +119,7 @@ mod tests {
         info.units = u32::MAX;
         assert_eq!(splits(1, 1 << 20, 4096, gemm, &info), 1);
         assert_eq!(splits(1000, 10_000, 4096, gemm, &info), 3);
-        info.features.insert("software-adapter");
+        info.features.insert(Feature::SoftwareAdapter);
         assert_eq!(splits(1, 60, 49152, gemm, &info), 3);
     }
 

@@ -4,7 +4,7 @@
 use std::sync::LazyLock;
 
 use qgemm_hal::{
-    CheckedGemm, Device, DeviceInfo, Family, HalError, LaunchPlan, LaunchSequence, TileConfig, Unsupported,
+    CheckedGemm, Device, DeviceInfo, Family, HalError, LaunchPlan, LaunchSequence, Name, TileConfig, Unsupported,
 };
 
 use super::CONFIG;
@@ -36,7 +36,7 @@ const fn config(tile_n: u32, tile_m: u32, thread_m: u32, efficiency: (u32, u32))
     let threads = (tile_n / THREAD_N) * (tile_m / thread_m);
     TileConfig {
         family: NAME,
-        main_loop: NAME,
+        main_loop: Name::new(NAME),
         tile_n,
         tile_m,
         tile_k: TILE_K,

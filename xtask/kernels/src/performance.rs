@@ -15,8 +15,9 @@ use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context, bail, ensure};
+use xtask::workspace;
 
-use crate::workspace;
+use crate::atomic;
 use operations::OperationResults;
 use results::Results;
 
@@ -65,7 +66,7 @@ fn update(page: &str, tables: &BTreeMap<String, String>, args: &Args) -> anyhow:
         return Ok(());
     }
     ensure!(!args.check, "{page} is stale, run `cargo xtask performance`");
-    workspace::write(&path, new.as_bytes())?;
+    atomic::write(&path, new.as_bytes())?;
     println!("wrote {page}");
     Ok(())
 }

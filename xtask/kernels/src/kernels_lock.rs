@@ -8,8 +8,9 @@ use std::path::PathBuf;
 use anyhow::Context;
 use qgemm_cuda::{KernelSpec, Resources, Target};
 use serde::{Deserialize, Serialize};
+use xtask::workspace;
 
-use crate::workspace;
+use crate::atomic;
 
 /// Matrix instructions of a kernel by name (`HMMA.16816.F32`),
 /// with their number in the code.
@@ -91,7 +92,7 @@ impl Lock {
     /// # Errors
     /// When writing fails.
     pub fn write(&self) -> anyhow::Result<()> {
-        workspace::write(&Self::path(), self.text()?.as_bytes())
+        atomic::write(&Self::path(), self.text()?.as_bytes())
     }
 
     /// Chips in the file, as `--arch` takes them.

@@ -16,6 +16,7 @@ use anyhow::{Context, bail, ensure};
 use qgemm_cuda::{Artifact, BUNDLE_EXTENSION, Bundle, KernelSpec, Target, build, manifest};
 use qgemm_formats::Format;
 use qgemm_hal::{KernelId, Spec};
+use xtask::workspace;
 
 use crate::kernels_lock::{Differences, Lock, Row};
 use crate::nvrtc;
@@ -57,7 +58,8 @@ pub struct Args {
     /// the chips, in rotation.
     #[arg(long, requires = "check")]
     sample: bool,
-    /// Every sixth kernel of the sample: the part for this day.
+    /// Every sixth kernel of the sample: the part for this day, if
+    /// the compiler is that of `kernels.lock`.
     #[arg(long, requires = "sample", value_name = "DAY")]
     of_day: Option<u64>,
     /// Folder for the bundles, instead of `kernels` in the target folder.
@@ -90,20 +92,24 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     }
     let (version, supported) = build::compiler()?;
     let lock = Lock::read()?;
+    if args.of_day.is_some() && lock != Lock::default() && lock.nvrtc != version {
+        eprintln!("skipped: kernels.lock: it is from NVRTC {}, and this is {version}", lock.nvrtc);
+        return Ok(());
+    }
     let targets = targets(args, &lock, &version, &supported)?;
     let all = jobs(args, &targets)?;
     let mut jobs = if args.sample { sample(&all, &targets) } else { all.clone() };
     if let Some(day) = args.of_day {
         jobs = (day..).zip(jobs).filter(|(number, _)| number.is_multiple_of(DAYS)).map(|(_, job)| job).collect();
     }
-    let cache = nvrtc::target_folder()?.join("kernels").join("cache");
+    let cache = workspace::target_folder()?.join("kernels").join("cache");
     if let Some(worker) = &args.worker {
         return workers::work(&jobs, &cache, worker);
     }
     ensure!(!jobs.is_empty(), "no kernel is of this family, format and name");
     let out = match &args.out {
         Some(out) => out.clone(),
-        None => nvrtc::target_folder()?.join("kernels"),
+        None => workspace::target_folder()?.join("kernels"),
     };
     if args.check {
         let path = Lock::path();
@@ -302,7 +308,7 @@ fn check(args: &Args, lock: &Lock, all: &[Job], rows: &[Rows]) -> anyhow::Result
         }
     }
     if !left_out.is_empty() {
-        let list = nvrtc::target_folder()?.join("kernels").join("not-checked.txt");
+        let list = workspace::target_folder()?.join("kernels").join("not-checked.txt");
         fs::write(&list, left_out).with_context(|| format!("writing {}", list.display()))?;
         println!("what was not compiled: {}", list.display());
     }

@@ -2,9 +2,9 @@
 //! from the date, on the CPU and one emulated GPU, for
 //! GEMM and two other operations.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
+use anyhow::{Context, ensure};
 use qgemm_hal::OPERATIONS;
+use xtask::workspace;
 
 /// Seconds for GEMM on each device, and for each other
 /// operation; two minutes in total.
@@ -18,6 +18,27 @@ const VARIANTS: [&str; 6] = ["emu:sm70", "emu:sm75", "emu:sm80", "emu:sm89", "em
 const STEPS: [&str; 2] = ["dequantize", "unpack"];
 /// An operation made of others, with a suite.
 const COMPOSED: &str = "gradient";
+
+/// Options of the command.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Days since 1970.
+    #[arg(long)]
+    day: u64,
+}
+
+/// Runs the cases of the day.
+///
+/// # Errors
+/// When a case fails.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    for run in runs(args.day) {
+        println!("$ cargo {}", run.join(" "));
+        let status = workspace::cargo().args(&run).status().context("starting cargo")?;
+        ensure!(status.success(), "cargo {}: {status}", run.join(" "));
+    }
+    Ok(())
+}
 
 /// All operations but GEMM; two of them take turns each day.
 fn others() -> Vec<&'static str> {
@@ -34,16 +55,7 @@ fn variant(day: u64, others: u64) -> &'static str {
     VARIANTS[((day + day / turns) % variants) as usize]
 }
 
-/// Cargo arguments of today's runs.
-pub fn runs_of_today() -> Vec<Vec<String>> {
-    runs(today())
-}
-
-/// Days since 1970.
-pub fn today() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / (24 * 60 * 60))
-}
-
+/// Cargo arguments of the day's runs.
 fn runs(day: u64) -> Vec<Vec<String>> {
     let seed = (day * SEEDS_OF_A_DAY).to_string();
     let others = others();

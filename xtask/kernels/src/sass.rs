@@ -7,10 +7,10 @@ use std::{env, fs, thread};
 
 use anyhow::{Context, bail, ensure};
 use qgemm_cuda::{Target, build};
+use xtask::workspace;
 
 use crate::kernels_lock::Mma;
-use crate::wgmma::Instruction;
-use crate::{wgmma, workspace};
+use crate::wgmma::{self, Instruction};
 
 /// Names the disassembler or its folder.
 const VARIABLE: &str = "QGEMM_NVDISASM";

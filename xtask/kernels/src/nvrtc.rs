@@ -1,14 +1,13 @@
 //! NVRTC for commands that compile kernels: found, or
 //! installed into the target folder.
 
-use std::env;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, bail};
 use qgemm_cuda::build;
-
-use crate::pip;
+use xtask::pip;
+use xtask::workspace::target_folder;
 
 /// The wheel: the last version that supports all chips since Volta.
 const WHEEL: &str = "nvidia-cuda-nvrtc-cu12==12.9.86";
@@ -45,12 +44,6 @@ pub fn ensure() -> anyhow::Result<()> {
         bail!("{} holds no NVRTC that loads on this machine", folder.display());
     }
     Ok(())
-}
-
-/// Cargo's target folder: this executable is in `<target>/<profile>/`.
-pub fn target_folder() -> anyhow::Result<PathBuf> {
-    let executable = env::current_exe().context("finding this executable")?;
-    executable.ancestors().nth(2).map(Path::to_path_buf).context("the executable is in no target folder")
 }
 
 /// Links the installed compiler next to the programs that cargo builds,

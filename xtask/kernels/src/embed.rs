@@ -9,8 +9,7 @@ use std::process::Command;
 use anyhow::{Context, bail, ensure};
 use qgemm_cuda::{BUNDLE_EXTENSION, Bundle, EMBED_VARIABLE, KernelSpec, Target, build, manifest};
 use qgemm_hal::Variant;
-
-use crate::{nvrtc, workspace};
+use xtask::workspace;
 
 const TARGET: Target = Target::Cubin { arch: 80, specific: false };
 
@@ -19,7 +18,7 @@ const TARGET: Target = Target::Cubin { arch: 80, specific: false };
 /// # Errors
 /// When a build does not end as expected.
 pub fn run() -> anyhow::Result<()> {
-    let kernels = nvrtc::target_folder()?.join("kernels");
+    let kernels = workspace::target_folder()?.join("kernels");
     let folder = kernels.join("embed-test");
     let bundle = folder.join(format!("{TARGET}.{BUNDLE_EXTENSION}"));
     let spec = kernel()?;
@@ -30,7 +29,7 @@ pub fn run() -> anyhow::Result<()> {
     // The tests of this crate that the feature enables,
     // at the end of this file.
     let status = workspace::cargo()
-        .args(["test", "--package", "xtask", "--features", "embed-kernels", "embedded"])
+        .args(["test", "--package", "xtask-kernels", "--features", "embed-kernels", "embedded"])
         .env(EMBED_VARIABLE, &folder)
         .status()
         .context("starting cargo")?;
@@ -61,7 +60,7 @@ fn kernel() -> anyhow::Result<KernelSpec> {
 /// that the error contains `why`.
 fn refused(bundles: Option<&Path>, why: &str) -> anyhow::Result<()> {
     let mut command: Command = workspace::cargo();
-    command.args(["check", "--package", "xtask", "--features", "embed-kernels"]).env_remove(EMBED_VARIABLE);
+    command.args(["check", "--package", "xtask-kernels", "--features", "embed-kernels"]).env_remove(EMBED_VARIABLE);
     command.envs(bundles.map(|path| (EMBED_VARIABLE, path)));
     let output = command.output().context("starting cargo")?;
     let said = String::from_utf8_lossy(&output.stderr);
