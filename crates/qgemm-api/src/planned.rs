@@ -5,8 +5,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use qgemm_hal::{
-    BufferMut, BufferRef, Device, DeviceId, DeviceInfo, Families, Family, KernelId, LaunchSequence, Operand, Operands,
-    Operation, Portion, Stream,
+    BufferMut, BufferRef, Device, DeviceId, DeviceInfo, Families, Family, KernelId, LaunchSequence, Math, Operand,
+    Operands, Operation, Portion, Stream,
 };
 use qgemm_sched::{Candidates, Offered, Preferences, SchedError, TunedTable};
 
@@ -122,6 +122,13 @@ impl<O: Operation> Planned<O> {
         self.ready.as_ref().map(|ready| ready.family.source_hash(&self.op, O::config(&ready.plan)))
     }
 
+    /// Matrix instructions that the kernel leaves unused: FMA bounds
+    /// it, although the device multiplies the problem's types by them.
+    /// `None` for most plans; `explain` says which families refused.
+    pub fn unused_math(&self) -> Option<Math> {
+        self.launch().and_then(|plan| self.op.unused_math(plan, self.device.info()))
+    }
+
     /// The validated operation.
     pub fn op(&self) -> &O {
         &self.op
@@ -217,6 +224,10 @@ pub(crate) fn ready<O: Chosen>(
         let _span = tracing::info_span!("plan", operation = O::NAME, problem = op.describe()).entered();
         let (info, families) = (device.info(), O::families(&device.catalog()));
         let (family, plan) = op.candidates(info, families, preferences, tuned)?.best(op, info)?;
+        if let Some(math) = op.unused_math(&plan, info) {
+            let (kernel, math) = (op.kernel_id(&plan).to_string(), math.name());
+            tracing::warn!(kernel, math, "slow path: FMA bounds the kernel, matrix instructions are unused");
+        }
         Ready::prepare(device, op, family, plan)
     })
 }

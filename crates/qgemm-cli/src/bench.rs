@@ -205,6 +205,10 @@ pub struct BenchRow {
     /// Identity of the kernel.
     #[serde(default)]
     pub kernel_id: Option<String>,
+    /// Matrix instructions that the kernel leaves unused, though
+    /// FMA bounds it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unused_math: Option<String>,
     /// Median time of a launch.
     #[serde(deserialize_with = "measured::time")]
     pub microseconds: f64,
@@ -245,6 +249,7 @@ impl BenchRow {
             x_dtype: String::new(),
             kernel: String::new(),
             kernel_id: None,
+            unused_math: None,
             microseconds: median * 1e6,
             noise,
             bytes_per_second,
@@ -282,7 +287,10 @@ impl Row for BenchRow {
         vec![
             self.shape.clone(),
             self.format.clone(),
-            self.kernel.clone(),
+            match &self.unused_math {
+                Some(math) => format!("{} (FMA, no {math})", self.kernel),
+                None => self.kernel.clone(),
+            },
             format!("{:.2}", self.microseconds),
             percent(self.noise),
             format!("{:.1}", self.bytes_per_second / 1e9),

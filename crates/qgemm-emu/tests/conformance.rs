@@ -72,6 +72,17 @@ mod sm90 {
         check_group("emu:sm90", "attention_every_kernel");
     }
 
+    // Dequantized keys in front of `wgmma`.
+    #[test]
+    fn attention_dequantized() {
+        check_group("emu:sm90", "attention_dequantized");
+    }
+
+    #[test]
+    fn attention_sinks() {
+        check_group("emu:sm90", "attention_sinks");
+    }
+
     // Gathered keys of the indexer's top-k.
     #[test]
     fn indexer_best() {

@@ -486,6 +486,7 @@ pub const STRUCTS: &[AbiStruct] = &[
     AttentionShape::ABI,
     AttentionPointers::ABI,
     AttentionBits::ABI,
+    AttentionPlainKv::ABI,
     NormShape::ABI,
     NormPointers::ABI,
     KvAppendPointers::ABI,

@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
+use qgemm_formats::DType;
+
 use crate::error::HalError;
 use crate::feature::Feature;
 
@@ -222,5 +224,16 @@ impl DeviceInfo {
     /// device does not support it.
     pub fn rate(&self, math: Math) -> Option<f64> {
         self.rates.iter().find(|(m, _)| *m == math).map(|&(_, rate)| rate)
+    }
+
+    /// Matrix instructions that multiply operands of `dtype`, if the
+    /// device has them.
+    pub fn matrix_math(&self, dtype: DType) -> Option<Math> {
+        let least = match dtype {
+            DType::F32 => return None,
+            DType::F16 => Variant::Sm70,
+            DType::BF16 => Variant::Sm80,
+        };
+        self.variant.filter(|&variant| variant >= least).map(|_| Math::TensorF16)
     }
 }

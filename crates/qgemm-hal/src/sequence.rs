@@ -301,6 +301,17 @@ impl LaunchSequence {
         Self { math: self.math, ..Self::new::<O>(self.name, steps) }
     }
 
+    /// Leaves `operand` of the operation unbound in every step.
+    pub fn unbind(mut self, operand: impl Operand) -> Self {
+        self.steps.iter_mut().for_each(|step| step.bindings.retain(|binding| binding.operand != operand.slot()));
+        self
+    }
+
+    /// The sequence under another name.
+    pub fn named(self, name: impl Into<String>) -> Self {
+        Self { name: name.into(), ..self }
+    }
+
     /// The sequence as text, for a run with these operands: one
     /// line for each step with identity and geometry, followed by one
     /// line for each operand with its access.

@@ -43,7 +43,9 @@ fn cost(op: &CheckedAttention, info: &DeviceInfo, config: &AttentionConfig) -> C
     let (of_bandwidth, of_rate) = config.efficiency;
     // Split-KV partial results are written once and read once.
     let partial = if config.parts > 1 { 2.0 * config.workspace_bytes as f64 } else { 0.0 };
-    let moving = (op.traffic() + partial) / (info.bandwidth * share(of_bandwidth));
+    // So are dequantized keys and values.
+    let dequantized = 2.0 * config.dequantized_bytes as f64;
+    let moving = (op.traffic() + partial + dequantized) / (info.bandwidth * share(of_bandwidth));
     let multiplying = info.rate(config.math).map_or(0.0, |rate| op.macs() * config.padding / (rate * share(of_rate)));
     let launches = f64::from(config.launches) * info.launch_seconds;
     Cost::of_parts(moving, multiplying, launches, launches + moving.max(multiplying))
@@ -78,6 +80,7 @@ mod tests {
                 parts: 1,
                 part_keys: op.most_keys as u32,
                 workspace_bytes: 0,
+                dequantized_bytes: 0,
                 math,
                 padding: op.most_queries().next_multiple_of(rows as usize) as f64 / op.most_queries() as f64,
                 efficiency: (900, 500),
@@ -117,6 +120,7 @@ mod tests {
             causal: true,
             window: None,
             mask: None,
+            sinks: false,
             scale: 0.1,
             soft_cap: None,
             lse: false,

@@ -33,7 +33,8 @@ macro_rules! conformance {
             matmul_bf16x3 matmul_e4m3 matmul_e4m3_blocks
             quantize_formats quantize_layouts quantize_special quantize_factors
             attention_lengths attention_heads attention_masks attention_values attention_places attention_pages attention_layouts
-            attention_codes attention_decode attention_bits attention_every_kernel attention_invariant
+            attention_codes attention_decode attention_bits attention_every_kernel attention_dequantized
+            attention_sinks attention_invariant
             norm_sizes norm_types norm_layouts norm_values norm_residual norm_quantized
             kv_append_lengths kv_append_heads kv_append_angles kv_append_layouts
             indexer_lengths indexer_heads indexer_values indexer_best indexer_layouts
@@ -117,8 +118,14 @@ const WGPU_DAYS: u64 = 3;
 /// Groups whose cases compile a kernel each, which takes longer
 /// than running it. For them, wgpu draws formats like emulated
 /// devices, and emulated devices draw among the cases, too.
-const MANY_KERNELS: &[&str] =
-    &["configurations", "experts_every_kernel", "attention_every_kernel", "matmul_every_kernel"];
+const MANY_KERNELS: &[&str] = &[
+    "configurations",
+    "experts_every_kernel",
+    "attention_every_kernel",
+    "attention_dequantized",
+    "attention_sinks",
+    "matmul_every_kernel",
+];
 /// Turns until an emulated device has run all cases of such a
 /// group. A turn is over when all groups and formats have run.
 const KERNEL_TURNS: u64 = 4;

@@ -1,8 +1,8 @@
 // Attention: a workgroup has ROWS rows (queries × heads of a
 // KV head) and iterates over their visible keys, one key per
 // invocation. `attention_plain.wgsl` or `attention_codes.wgsl`
-// precedes this file and reads K and V; `attention_mask.wgsl`
-// or `attention_mask_in_place.wgsl` reads the mask. Infinities
+// precedes this file and reads K and V; `attention_extra.wgsl`
+// or `attention_extra_in_place.wgsl` reads mask and sinks. Infinities
 // and NaN are detected by their bits: adapters may assume
 // finite math. Indices are clamped: no content of offsets,
 // lengths or tables makes an access go out of bounds.
@@ -29,6 +29,7 @@ struct Params {
     k_scales_base: u32,
     v_scales_base: u32,
     mask_base: u32,
+    sinks_base: u32,
 }
 
 var<immediate> p: Params;
@@ -196,7 +197,7 @@ fn main(
                 let word = tile / 32u + thread % 2u;
                 var bits = 0u;
                 if (word < row_words) {
-                    bits = mask_word(p.mask_base + (select(0u, of_head, MASK_PER_HEAD) + query) * row_words + word);
+                    bits = extra_word(MASK_AT, p.mask_base + (select(0u, of_head, MASK_PER_HEAD) + query) * row_words + word);
                 }
                 tile_bits[thread] = bits;
             }
@@ -328,9 +329,22 @@ fn main(
         let row = first_row + row_of_group;
         let head = kv_head * GROUP + row % GROUP;
         let token = first_token + row / GROUP;
-        let sum = row_sum[row_of_group];
-        var result = sums[row_of_group] * (value_factor(kv_head) * select(1.0 / sum, 0.0, sum == 0.0));
-        let is_nan = atomicLoad(&row_is_nan[row_of_group]) == 1u;
+        var sum = row_sum[row_of_group];
+        var most = row_max[row_of_group];
+        var weight = value_factor(kv_head);
+        var is_nan = atomicLoad(&row_is_nan[row_of_group]) == 1u;
+        if (SINKS) {
+            // A sink is a score whose value is zero.
+            let bits = extra_word(SINKS_AT, p.sinks_base + head);
+            let sink = select(bitcast<f32>(bits) * 1.44269504, MASKED, bits == 0xff800000u);
+            is_nan = is_nan || (is_nan_or_infinite(bitcast<f32>(bits)) && bits != 0xff800000u);
+            let before = most;
+            most = max(before, sink);
+            let rescale = select(exp2(before - most), 0.0, before <= MASKED);
+            sum = sum * rescale + select(exp2(sink - most), 0.0, sink <= MASKED);
+            weight *= rescale;
+        }
+        var result = sums[row_of_group] * (weight * select(1.0 / sum, 0.0, sum == 0.0));
         if (is_nan) {
             result = bitcast<vec4<f32>>(vec4<u32>(0x7fc00000u | (thread >> 31u)));
         }
@@ -344,7 +358,7 @@ fn main(
         }
         if (LSE && thread == 0u) {
             // As bits: constant expressions must not be infinite.
-            var bits = bitcast<u32>((row_max[row_of_group] + log2(max(sum, 1e-30))) * 0.693147181);
+            var bits = bitcast<u32>((most + log2(max(sum, 1e-30))) * 0.693147181);
             bits = select(bits, 0xff800000u, sum == 0.0);
             store_lse(p.lse_base + token * HEADS + head, select(bits, 0x7fc00000u, is_nan));
         }

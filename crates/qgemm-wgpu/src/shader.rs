@@ -17,7 +17,7 @@ use crate::template::expand;
 use crate::weight_code::WeightCode;
 
 use texts::{
-    ABI, ACTIVATION, ATTENTION, ATTENTION_CODES, ATTENTION_MASK, ATTENTION_MASK_IN_PLACE, ATTENTION_PLAIN, CODEBOOK,
+    ABI, ACTIVATION, ATTENTION, ATTENTION_CODES, ATTENTION_EXTRA, ATTENTION_EXTRA_IN_PLACE, ATTENTION_PLAIN, CODEBOOK,
     CONVERT, CONVERT_PARAMS, DEQUANTIZE, E4M3, E5M2, EPILOGUE, EXPERTS_CHECK, EXPERTS_COMBINE, EXPERTS_GATHER,
     EXPERTS_PARAMS, GEMM_SUM, HALF_OF, HALVES, INDEXER_CHOOSE, INDEXER_PARAMS, INDEXER_SCORE, INTEGER, INTEGER_BYTES,
     KV_APPEND, KV_APPEND_BLOCKS, KV_APPEND_CODES, KV_APPEND_FACTOR, KV_APPEND_PLAIN, KV_CODES, MODES, NORM, NORM_D,
@@ -251,13 +251,13 @@ pub(crate) fn compose_attention(
     words: &[(&'static str, u32)],
     choices: &[(&'static str, bool)],
     numbers: KvNumbers,
-    mask_has_buffer: bool,
+    extra_has_buffer: bool,
 ) -> Shader {
-    let mask = if mask_has_buffer { ATTENTION_MASK } else { ATTENTION_MASK_IN_PLACE };
+    let extra = if extra_has_buffer { ATTENTION_EXTRA } else { ATTENTION_EXTRA_IN_PLACE };
     match numbers {
-        KvNumbers::Plain => compose_chosen(words, choices, &[ATTENTION_PLAIN, mask, ATTENTION]),
+        KvNumbers::Plain => compose_chosen(words, choices, &[ATTENTION_PLAIN, extra, ATTENTION]),
         KvNumbers::Factors | KvNumbers::Blocks => {
-            compose_chosen(words, choices, &[KV_CODES, ATTENTION_CODES, mask, ATTENTION])
+            compose_chosen(words, choices, &[KV_CODES, ATTENTION_CODES, extra, ATTENTION])
         }
     }
 }

@@ -130,6 +130,7 @@ pub struct Attention {
     causal: bool,
     window: Option<usize>,
     mask: Option<MaskBits>,
+    sinks: bool,
     scale: Option<f32>,
     soft_cap: Option<f32>,
     lse: bool,
@@ -163,6 +164,7 @@ impl Attention {
             causal: false,
             window: None,
             mask: None,
+            sinks: false,
             scale: None,
             soft_cap: None,
             lse: false,
@@ -290,6 +292,17 @@ impl Attention {
         self
     }
 
+    /// Attention sinks: each query head has a logit that joins the softmax
+    /// denominator, as if it were the score of a key whose value is zero.
+    ///
+    /// A run takes them ([`AttentionArgs::sinks`](crate::AttentionArgs::sinks)). They are
+    /// neither scaled nor capped. The log-sum-exp includes them. A query without
+    /// visible keys gets zeros.
+    pub fn sinks(mut self) -> Self {
+        self.sinks = true;
+        self
+    }
+
     /// Batch-invariant results: the bits of a sequence depend neither on the number nor on
     /// the lengths of other sequences.
     ///
@@ -368,6 +381,7 @@ impl Attention {
             causal: self.causal,
             window: self.window,
             mask: self.mask,
+            sinks: self.sinks,
             scale,
             soft_cap: self.soft_cap,
             lse: self.lse,

@@ -61,6 +61,8 @@ pub struct AttentionArgs<'a> {
     /// Bit mask of visible keys per query, for [`Attention::mask`]:
     /// u32.
     pub mask: Option<BufferRef<'a>>,
+    /// Sink of each query head, for [`Attention::sinks`]: f32.
+    pub sinks: Option<BufferRef<'a>>,
     /// Log-sum-exp, an f32 output `[tokens, heads]`, when the
     /// attention [returns it](Attention::log_sum_exp).
     pub lse: Option<BufferMut<'a>>,
@@ -91,6 +93,7 @@ impl<'a> AttentionArgs<'a> {
             kv_lengths: None,
             block_table: None,
             mask: None,
+            sinks: None,
             lse: None,
             workspace: None,
         }
@@ -147,6 +150,12 @@ impl<'a> AttentionArgs<'a> {
     /// With the mask.
     pub fn mask(mut self, mask: impl Into<BufferRef<'a>>) -> Self {
         self.mask = Some(mask.into());
+        self
+    }
+
+    /// With the sinks of the query heads.
+    pub fn sinks(mut self, sinks: impl Into<BufferRef<'a>>) -> Self {
+        self.sinks = Some(sinks.into());
         self
     }
 
@@ -236,7 +245,11 @@ impl Recorded for CheckedAttention {
 
     fn workspace(&self, plan: &Launch) -> Vec<WorkspaceRegion> {
         let name = if plan.config.parts > 1 { "partial results" } else { "lists of tiles" };
-        WorkspaceRegion::whole(name, plan.config.workspace_bytes)
+        let plain = plan.config.dequantized_bytes;
+        let own = plan.config.workspace_bytes - plain;
+        let mut regions = WorkspaceRegion::whole(name, own);
+        regions.extend((plain > 0).then(|| WorkspaceRegion::new("dequantized keys and values", own, plain)));
+        regions
     }
 
     fn dispatch(&self, plan: &Launch) -> Dispatch {
@@ -294,6 +307,7 @@ impl Bound for CheckedAttention {
                 values("block table", word, self.sequences * paging.width, "the attention finds keys by a table")
             }
             O::Mask => values("mask", word, self.mask_words(), "the attention has a bit mask"),
+            O::Sinks => values("sinks", number, self.heads, "the attention has sinks"),
             O::Lse => values("lse", number, self.tokens * self.heads, "the attention writes it"),
             O::Workspace => Wanted::workspace("the plan keeps results of parts of the keys"),
         }
@@ -339,6 +353,7 @@ impl AttentionPlan {
             (O::KvLengths, args.kv_lengths),
             (O::BlockTable, args.block_table),
             (O::Mask, args.mask),
+            (O::Sinks, args.sinks),
         ];
         optional.into_iter().try_for_each(|(operand, view)| run.read(operand, view))?;
         run.write(O::Lse, args.lse)?;

@@ -78,6 +78,7 @@ impl GemmSubject<'_> {
             kernel_id: plan.map(|plan| plan.config.kernel_id(op.format).to_string()),
             source_hash: chosen.map(|c| format!("{:016x}", c.family.source_hash(&op.product(&c.plan), &c.plan.config))),
             why: why(all, taken),
+            unused_math: plan.and_then(|plan| op.unused_math(plan, self.info)).map(|math| math.name().to_owned()),
             tile: plan.map(|plan| Tile::of(&plan.config)),
             dispatch: plan.map(Dispatch::of),
             reduction: plan.map(Reduction::of),

@@ -54,6 +54,10 @@ pub struct PlanRecord {
     pub source_hash: Option<String>,
     /// Reason for the choice.
     pub why: String,
+    /// Matrix instructions that the kernel leaves unused, such as `tensor`: FMA bounds it,
+    /// although the device multiplies the problem's types by them.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub unused_math: Option<String>,
     /// Tile.
     pub tile: Option<Tile>,
     /// Work partition.

@@ -75,6 +75,7 @@ pub(crate) fn record<O: Recorded>(op: &O, info: &DeviceInfo, all: &Candidates<'_
         kernel_id: first.map(|best| op.kernel_id(&best.plan).to_string()),
         source_hash: first.map(|best| format!("{:016x}", best.family.source_hash(op, O::config(&best.plan)))),
         why,
+        unused_math: first.and_then(|best| op.unused_math(&best.plan, info)).map(|math| math.name().to_owned()),
         tile: first.and_then(|best| O::tile(&best.plan)),
         dispatch: first.map(|best| op.dispatch(&best.plan)),
         reduction: first.and_then(|best| op.reduction(&best.plan, info)),

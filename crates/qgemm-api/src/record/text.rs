@@ -15,6 +15,9 @@ impl fmt::Display for PlanRecord {
         writeln!(f, "device      {} ({}), {}, {} units", device.name, device.id, device.arch, device.units)?;
         writeln!(f, "kernel      {}", self.kernel_id.as_deref().unwrap_or("none"))?;
         writeln!(f, "why         {}", self.why)?;
+        if let Some(math) = &self.unused_math {
+            writeln!(f, "slow path   FMA bounds the kernel; matrix instructions ({math}) are unused")?;
+        }
         if let Some(chosen) = self.chosen() {
             let cost = &chosen.cost;
             let parts = [

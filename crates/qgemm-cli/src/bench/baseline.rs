@@ -65,6 +65,7 @@ mod tests {
             x_dtype: "f16".into(),
             kernel: "gemv".into(),
             kernel_id: None,
+            unused_math: None,
             microseconds,
             noise,
             bytes_per_second: 1.0,

@@ -323,6 +323,7 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         x_dtype: args.x_name(),
         kernel: plan.kernel_name().to_owned(),
         kernel_id: plan.kernel_id().map(|id| id.to_string()),
+        unused_math: plan.unused_math().map(|math| math.name().to_owned()),
         flops: 2.0 * macs / timing.median,
         ..BenchRow::timed(ctx, timing, subject.bytes(rows), bandwidth, weights.len())
     })

@@ -133,6 +133,7 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         x_dtype: format.to_string(),
         kernel: plan.kernel_name().to_owned(),
         kernel_id: plan.kernel_id().map(|id| id.to_string()),
+        unused_math: plan.unused_math().map(|math| math.name().to_owned()),
         flops: plan.flops() / timing.median,
         ..BenchRow::timed(ctx, timing, plan.bytes(), bandwidth, places.len())
     })

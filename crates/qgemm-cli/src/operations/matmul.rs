@@ -141,6 +141,7 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         x_dtype: factors.to_string(),
         kernel: plan.kernel_name().to_owned(),
         kernel_id: plan.kernel_id().map(|id| id.to_string()),
+        unused_math: plan.unused_math().map(|math| math.name().to_owned()),
         flops: 2.0 * matrices as f64 * m as f64 * n as f64 * k as f64 / timing.median,
         ..BenchRow::timed(ctx, timing, plan.bytes(), bandwidth, places.len())
     })

@@ -3,7 +3,7 @@
 // The order of additions depends only on the number of parts
 // and matches `PartSums` (mainloop/attention_parts.cuh).
 // Several parts are loaded at once to hide latency.
-#include "mainloop/attention_keys.cuh"
+#include "mainloop/attention_finish.cuh"
 
 constexpr u32 WARPS = QG_THREADS / 32, LANE_COLUMNS = 8, AT_ONCE = 4;
 
@@ -84,10 +84,9 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS)
         for (u32 j = 0; j < LANE_COLUMNS; j++) sums[j] += others[j];
     }
     const u32 kv_head = head / (p.shape.heads / p.shape.kv_heads);
-    const float scale = row_sum == 0.0f ? 0.0f : value_factor(p, kv_head) / row_sum;
+    const RowEnd end_of = end_of_row(p, head, row_max, row_sum, value_factor(p, kv_head));
 #pragma unroll
-    for (u32 i = 0; i < LANE_COLUMNS; i++) sums[i] *= scale;
+    for (u32 i = 0; i < LANE_COLUMNS; i++) sums[i] *= end_of.scale;
     if (has_columns) store_results(p, token * p.at.d_token + head * p.at.d_head + c, sums);
-    if (lane == 0 && p.shape.flags & QG_FLAG_LSE)
-        st_global_f32(reinterpret_cast<float*>(p.at.lse) + token * p.shape.heads + head, log_sum_exp(row_max, row_sum));
+    if (lane == 0) store_lse(p, token, head, end_of);
 }

@@ -5,6 +5,7 @@
 // Each group has its own online softmax over every
 // GROUPS-th key; the CTA combines the groups in order.
 #include "mainloop/attention_bits.cuh"
+#include "mainloop/attention_finish.cuh"
 
 constexpr u32 WARPS = QG_THREADS / 32, GROUPS_A_WARP = 32 / QG_LANES, GROUPS = WARPS * GROUPS_A_WARP;
 constexpr u32 TILE_KEYS = QG_KEYS;
@@ -302,11 +303,10 @@ extern "C" __global__ void QG_BOUNDS
             }
             continue;
         }
-        const float scale = row_sum == 0.0f ? 0.0f : value_factor(p, kv_head) / row_sum;
+        const RowEnd end = end_of_row(p, head, row_max, row_sum, value_factor(p, kv_head));
 #pragma unroll
-        for (u32 i = 0; i < 8; i++) sums[i] *= scale;
+        for (u32 i = 0; i < 8; i++) sums[i] *= end.scale;
         if (c < p.shape.v_dim) store_results(p, token * p.at.d_token + head * p.at.d_head + c, sums);
-        if (lane == 0 && p.shape.flags & QG_FLAG_LSE)
-            st_global_f32(reinterpret_cast<float*>(p.at.lse) + token * p.shape.heads + head, log_sum_exp(row_max, row_sum));
+        if (lane == 0) store_lse(p, token, head, end);
     }
 }

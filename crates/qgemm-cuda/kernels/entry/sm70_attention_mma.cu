@@ -5,6 +5,7 @@
 // loaded meanwhile: with cp.async on Ampere, to
 // shared memory on Turing, to registers on Volta.
 #include "atoms/cp_async.cuh"
+#include "mainloop/attention_finish.cuh"
 #include "mainloop/attention_tile_bits.cuh"
 #if QG_VARIANT >= 75
 #include "mainloop/attention_m16n8.cuh"
@@ -392,7 +393,7 @@ extern "C" __global__ void QG_BOUNDS
         for (u32 i = 0; i < 2; i++) row_sum[own] += shfl_xor(row_sum[own], Fragments::SAME_ROWS[i]);
         const u32 query = first_query + own_row + Fragments::rows_below(own);
         if (query > last_query) continue;
-        const float scale = row_sum[own] == 0.0f ? 0.0f : 1.0f / row_sum[own];
+        const RowEnd end = end_of_row(p, head, row_max[own], row_sum[own], 1.0f);
         const u64 token = s.token + query;
         u8* row = d + (token * p.at.d_token + head * p.at.d_head) * 2;
 #pragma unroll
@@ -402,7 +403,7 @@ extern "C" __global__ void QG_BOUNDS
                 const u32 n = own / 2 * FEATURE_TILES + tile, i = own % 2 * 2 + first;
                 const u32 column = Fragments::feature_of(n, i, lane);
                 if (column >= p.shape.v_dim) continue;
-                const u32 pair = rounded_pair(sums[n][i] * scale, sums[n][i + 1] * scale);
+                const u32 pair = rounded_pair(sums[n][i] * end.scale, sums[n][i + 1] * end.scale);
                 if (p.shape.flags & QG_FLAG_D_ALIGNED) {
                     st_global_u32(row + column * 2, pair);
                 } else {
@@ -411,9 +412,7 @@ extern "C" __global__ void QG_BOUNDS
                 }
             }
         }
-        if ((lane & (Fragments::SAME_ROWS[0] | Fragments::SAME_ROWS[1])) == 0 && p.shape.flags & QG_FLAG_LSE)
-            st_global_f32(reinterpret_cast<float*>(p.at.lse) + token * p.shape.heads + head,
-                          log_sum_exp(row_max[own], row_sum[own]));
+        if ((lane & (Fragments::SAME_ROWS[0] | Fragments::SAME_ROWS[1])) == 0) store_lse(p, token, head, end);
     }
 #if QG_VARIANT >= 80
     // Without keys, the copy of Q is still in flight.

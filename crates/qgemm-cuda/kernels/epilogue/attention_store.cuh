@@ -1,5 +1,6 @@
 // Attention epilogue: stores accumulators to rows of D.
 #pragma once
+#include "mainloop/attention_finish.cuh"
 #include "mainloop/attention_softmax.cuh"
 
 // 4 × 4 transpose among four lanes:
@@ -28,7 +29,7 @@ QG_DEVICE void store_query(const float (&sums)[SUMS], const AttentionParams& p, 
     const u32 t = thread_index() % 4;
 #pragma unroll
     for (u32 mask = 1; mask <= 2; mask *= 2) row_sum += shfl_xor(row_sum, mask);
-    const float scale = row_sum == 0.0f ? 0.0f : 1.0f / row_sum;
+    const RowEnd end = end_of_row(p, head, row_max, row_sum, 1.0f);
     const u64 token = s.token + query;
     u8* to = reinterpret_cast<u8*>(p.at.d) + (token * p.at.d_token + head * p.at.d_head) * 2;
 #pragma unroll
@@ -39,7 +40,7 @@ QG_DEVICE void store_query(const float (&sums)[SUMS], const AttentionParams& p, 
 #pragma unroll
         for (u32 i = 0; i < 4; i++) {
             const u32 pair = (n + i) * 4 + ROW * 2;
-            words[i] = rounded_pair(sums[pair] * scale, sums[pair + 1] * scale);
+            words[i] = rounded_pair(sums[pair] * end.scale, sums[pair + 1] * end.scale);
         }
         transpose(words, t);
         const u32 column = (n + t) * 8;
@@ -51,6 +52,5 @@ QG_DEVICE void store_query(const float (&sums)[SUMS], const AttentionParams& p, 
             for (u32 i = 0; i < 8; i++) st_global_u16(to + column * 2 + i * 2, words[i / 2] >> (i % 2 * 16));
         }
     }
-    if (is_present && t == 0 && p.shape.flags & QG_FLAG_LSE)
-        st_global_f32(reinterpret_cast<float*>(p.at.lse) + token * p.shape.heads + head, log_sum_exp(row_max, row_sum));
+    if (is_present && t == 0) store_lse(p, token, head, end);
 }

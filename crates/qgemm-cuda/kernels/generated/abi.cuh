@@ -459,7 +459,8 @@ struct AttentionPointers {
     u32 part_keys;  // Keys of a split-KV part.
     u32 row_ctas;  // CTAs for the rows of a sequence and KV head.
     u32 page_shift;  // log2 of the rows of a page; 32 if they are not a power of two.
-}; static_assert(sizeof(AttentionPointers) == 208, "layout");
+    u64 sinks;  // Sink of each query head; 0 without sinks.
+}; static_assert(sizeof(AttentionPointers) == 216, "layout");
 static_assert(QG_OFFSET_OF(AttentionPointers, k) == 8, "layout");
 static_assert(QG_OFFSET_OF(AttentionPointers, v) == 16, "layout");
 static_assert(QG_OFFSET_OF(AttentionPointers, k_factors) == 24, "layout");
@@ -487,6 +488,7 @@ static_assert(QG_OFFSET_OF(AttentionPointers, parts) == 192, "layout");
 static_assert(QG_OFFSET_OF(AttentionPointers, part_keys) == 196, "layout");
 static_assert(QG_OFFSET_OF(AttentionPointers, row_ctas) == 200, "layout");
 static_assert(QG_OFFSET_OF(AttentionPointers, page_shift) == 204, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, sinks) == 208, "layout");
 struct AttentionBits {
     u64 address;  // The first word of the first row.
     u64 head_words;  // Words between heads; 0 when all heads share the rows.
@@ -496,6 +498,23 @@ struct AttentionBits {
 static_assert(QG_OFFSET_OF(AttentionBits, head_words) == 8, "layout");
 static_assert(QG_OFFSET_OF(AttentionBits, row_words) == 16, "layout");
 static_assert(QG_OFFSET_OF(AttentionBits, is_shared) == 20, "layout");
+struct AttentionPlainKv {
+    u64 keys;  // Keys: byte offset in the workspace.
+    u64 values;  // Values: byte offset in the workspace.
+    u64 table;  // Block table of the plain rows: byte offset in the workspace.
+    u64 sequence_rows;  // Rows of a sequence; 0 with offsets.
+    u32 table_width;  // Columns of the block table; 0 without one.
+    u32 key_format;  // Format of the keys (3 = E4M3, 4 = Q8_0, 5 = Q4_0).
+    u32 value_format;  // Format of the values.
+    u32 sequence_ctas;  // CTAs of a sequence.
+}; static_assert(sizeof(AttentionPlainKv) == 48, "layout");
+static_assert(QG_OFFSET_OF(AttentionPlainKv, values) == 8, "layout");
+static_assert(QG_OFFSET_OF(AttentionPlainKv, table) == 16, "layout");
+static_assert(QG_OFFSET_OF(AttentionPlainKv, sequence_rows) == 24, "layout");
+static_assert(QG_OFFSET_OF(AttentionPlainKv, table_width) == 32, "layout");
+static_assert(QG_OFFSET_OF(AttentionPlainKv, key_format) == 36, "layout");
+static_assert(QG_OFFSET_OF(AttentionPlainKv, value_format) == 40, "layout");
+static_assert(QG_OFFSET_OF(AttentionPlainKv, sequence_ctas) == 44, "layout");
 struct NormShape {
     u32 rows;  // Rows of X and D.
     u32 columns;  // Columns of X.

@@ -1,6 +1,7 @@
 // Decode attention: stores rows of D.
 #pragma once
 #include "mainloop/attention_decode_work.cuh"
+#include "mainloop/attention_finish.cuh"
 
 // Rounds N results to the type of D, which is the
 // type of Q, and stores them from `element` on.
@@ -30,11 +31,10 @@ QG_DEVICE void store_row(const KernelParams& p, const SavedWork& work, u32 row, 
     if (c >= p.shape.v_dim) return;
     const u64 token = work.token_of(row);
     const u32 head = work.head_of(row);
-    const float scale = row_sum == 0.0f ? 0.0f : work.v_factor / row_sum;
+    const RowEnd end = end_of_row(p, head, row_max, row_sum, work.v_factor);
     float d[N];
 #pragma unroll
-    for (u32 i = 0; i < N; i++) d[i] = sums[i] * scale;
+    for (u32 i = 0; i < N; i++) d[i] = sums[i] * end.scale;
     store_some(p, token * p.at.d_token + head * p.at.d_head + c, d);
-    if (c == 0 && p.shape.flags & QG_FLAG_LSE)
-        st_global_f32(reinterpret_cast<float*>(p.at.lse) + token * p.shape.heads + head, log_sum_exp(row_max, row_sum));
+    if (c == 0) store_lse(p, token, head, end);
 }

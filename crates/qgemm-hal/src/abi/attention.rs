@@ -107,6 +107,8 @@ abi_struct! {
         /// log2 of the rows of a page; 32 if they are
         /// not a power of two.
         pub page_shift: u32,
+        /// Sink of each query head; 0 without sinks.
+        pub sinks: u64,
     }
 }
 
@@ -123,5 +125,32 @@ abi_struct! {
         /// 1 when all sequences share the rows, 0
         /// for a row per token.
         pub is_shared: u32,
+    }
+}
+
+abi_struct! {
+    /// Plain keys and values that a launch in front of the attention
+    /// dequantizes to the workspace; CUDA only.
+    ///
+    /// Row `index · sequence_rows + row + key` is a key of sequence
+    /// `index`, whose rows start at `row` if offsets say so. A row is
+    /// contiguous: KV heads, then features.
+    pub struct AttentionPlainKv {
+        /// Keys: byte offset in the workspace.
+        pub keys: u64,
+        /// Values: byte offset in the workspace.
+        pub values: u64,
+        /// Block table of the plain rows: byte offset in the workspace.
+        pub table: u64,
+        /// Rows of a sequence; 0 with offsets.
+        pub sequence_rows: u64,
+        /// Columns of the block table; 0 without one.
+        pub table_width: u32,
+        /// Format of the keys (3 = E4M3, 4 = Q8_0, 5 = Q4_0).
+        pub key_format: u32,
+        /// Format of the values.
+        pub value_format: u32,
+        /// CTAs of a sequence.
+        pub sequence_ctas: u32,
     }
 }

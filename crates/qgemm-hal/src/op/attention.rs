@@ -205,6 +205,8 @@ impl Addressing {
 /// is `Σ exp(s_j) v_j / Σ exp(s_j)`, and the log-sum-exp is
 /// `ln Σ exp(s_j)`. If no key is visible or every `s_j`
 /// is −∞, the result is zeros and the log-sum-exp is −∞.
+/// A sink of the head adds `exp(sink)` to both sums of weights:
+/// the denominator, and what the log-sum-exp is of.
 /// Masked keys have no effect, whatever they hold.
 ///
 /// Lengths are clamped to [`CheckedAttention::most_keys`]. Offsets and page
@@ -248,6 +250,9 @@ pub struct CheckedAttention {
     pub window: Option<usize>,
     /// Bit mask, combined with the other masks.
     pub mask: Option<MaskBits>,
+    /// Whether each query head has a sink: a logit that joins
+    /// the softmax denominator.
+    pub sinks: bool,
     /// Softmax scale.
     pub scale: f32,
     /// Soft cap of the scores.
@@ -286,6 +291,8 @@ operands! {
         BlockTable: "the block table" Read,
         /// Bit mask: u32.
         Mask: "the mask" Read,
+        /// Sink of each query head: f32.
+        Sinks: "the sinks" Read,
         /// The results.
         D: "d" Write,
         /// Log-sum-exp of each token and head: f32.
@@ -304,6 +311,8 @@ axis! {
         Combine: "combine",
         /// Lists of key tiles with visible keys, from a bit mask.
         ListTiles: "list_tiles",
+        /// Quantized keys and values to plain rows.
+        Dequantize: "dequantize",
         /// Log-sum-exp alone.
         LogSumExp: "log_sum_exp",
     }
@@ -388,6 +397,9 @@ pub struct AttentionConfig {
     pub part_keys: u32,
     /// Workspace bytes; 0 when none is needed.
     pub workspace_bytes: usize,
+    /// Workspace bytes of keys and values that a launch in
+    /// front dequantizes; 0 without such a launch.
+    pub dequantized_bytes: usize,
     /// Arithmetic of the inner loop.
     pub math: Math,
     /// Tile rows divided by query rows. A partly filled tile
@@ -474,7 +486,7 @@ impl Hash for CheckedAttention {
     fn hash<H: Hasher>(&self, state: &mut H) {
         (self.sequences, self.tokens, self.queries, self.most_keys, self.places).hash(state);
         (self.heads, self.kv_heads, self.qk_dim, self.v_dim, self.dtype, self.kv).hash(state);
-        (self.q, self.k, self.v, self.d, self.causal, self.window, self.mask).hash(state);
+        (self.q, self.k, self.v, self.d, self.causal, self.window, self.mask, self.sinks).hash(state);
         (self.scale.to_bits(), self.soft_cap.map(f32::to_bits), self.lse, self.batch_invariant).hash(state);
     }
 }
@@ -502,6 +514,7 @@ impl Operation for CheckedAttention {
             (has_table || matches!(self.places, KvAddressing::Pages { lengths: true, .. }), O::KvLengths),
             (has_table, O::BlockTable),
             (self.mask.is_some(), O::Mask),
+            (self.sinks, O::Sinks),
             (true, O::D),
             (self.lse, O::Lse),
         ];
@@ -530,8 +543,13 @@ impl Operation for CheckedAttention {
     }
 
     fn describe(&self) -> String {
-        let Self { sequences, tokens, heads, kv_heads, qk_dim, v_dim, dtype, kv, mask, .. } = self;
-        let masked = if mask.is_some() { ", with a bit mask" } else { "" };
+        let Self { sequences, tokens, heads, kv_heads, qk_dim, v_dim, dtype, kv, mask, sinks, .. } = self;
+        let masked = match (mask.is_some(), sinks) {
+            (false, false) => "",
+            (true, false) => ", with a bit mask",
+            (false, true) => ", with sinks",
+            (true, true) => ", with a bit mask and sinks",
+        };
         format!(
             "{tokens} tokens of {sequences} sequences in {dtype}, {heads} heads of {qk_dim} and {v_dim} features over {kv_heads} in {kv}{masked}"
         )
@@ -557,6 +575,11 @@ impl Operation for CheckedAttention {
         Some(plan.config.math)
     }
 
+    fn matrix_type(&self) -> Option<DType> {
+        let has_type = !self.kv.is_plain() || self.kv == KvFormat::Plain(self.dtype);
+        (has_type && self.dtype != DType::F32).then_some(self.dtype)
+    }
+
     fn workspace_bytes(&self, plan: &AttentionPlan) -> usize {
         plan.config.workspace_bytes
     }
@@ -572,6 +595,7 @@ impl Operation for CheckedAttention {
             // Operations with many queries have a workspace, so that
             // higher layers can test with one.
             workspace_bytes: if self.tokens > 64 { 1024 } else { 0 },
+            dequantized_bytes: 0,
             math: Math::FmaF32,
             padding: 1.0,
             efficiency: (1000, 1000),

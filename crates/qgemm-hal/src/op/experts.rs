@@ -500,6 +500,10 @@ impl Operation for CheckedExperts {
         Some(plan.config.tile.math)
     }
 
+    fn matrix_type(&self) -> Option<DType> {
+        self.each.matrix_type()
+    }
+
     fn workspace_bytes(&self, plan: &ExpertsPlan) -> usize {
         let own = plan.workspace_bytes;
         self.each.normed_regions(self.x_rows(), own).map_or(own, |regions| regions.all().end)

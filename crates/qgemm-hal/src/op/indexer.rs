@@ -382,6 +382,14 @@ impl Operation for CheckedIndexer {
         Some(plan.config.math)
     }
 
+    fn matrix_type(&self) -> Option<DType> {
+        match self.format {
+            KvFormat::Plain(DType::F32) => None,
+            KvFormat::Plain(dtype) => Some(dtype),
+            _ => Some(DType::F16),
+        }
+    }
+
     fn workspace_bytes(&self, plan: &IndexerLaunch) -> usize {
         plan.config.workspace_bytes
     }

@@ -525,6 +525,13 @@ impl Operation for CheckedMatmul {
         Some(plan.config.math)
     }
 
+    fn matrix_type(&self) -> Option<DType> {
+        match (self.a.dtype, self.b.dtype) {
+            (FactorFormat::Plain(a), FactorFormat::Plain(b)) => (a == b && a != DType::F32).then_some(a),
+            _ => Some(DType::F16),
+        }
+    }
+
     fn workspace_bytes(&self, plan: &MatmulPlan) -> usize {
         plan.workspace.bytes
     }

@@ -32,7 +32,9 @@ pub use dense::Dense;
 pub(crate) use operand::operands;
 pub use operand::{Access, Operand, OperandDesc};
 
-use crate::caps::Math;
+use qgemm_formats::DType;
+
+use crate::caps::{DeviceInfo, Math};
 use crate::error::Unsupported;
 use crate::kernel_id::KernelId;
 use crate::operations::Listed;
@@ -86,6 +88,21 @@ pub trait Operation: Listed + Clone + fmt::Debug + PartialEq + Send + Sync + 'st
     /// Arithmetic of a plan's kernel; `None` if it multiplies nothing.
     fn math(_: &Self::Plan) -> Option<Math> {
         None
+    }
+
+    /// Type that operands may have in a matrix instruction; `None`
+    /// if the problem does not permit a 16-bit type.
+    fn matrix_type(&self) -> Option<DType> {
+        None
+    }
+
+    /// Matrix instructions that a plan leaves unused: FMA bounds
+    /// it, although the device multiplies the problem's types by them.
+    fn unused_math(&self, plan: &Self::Plan, info: &DeviceInfo) -> Option<Math> {
+        let math = info.matrix_math(self.matrix_type()?)?;
+        let (fma, matrix) = (info.rate(Math::FmaF32)?, info.rate(math)?);
+        let is_bound_by_fma = self.macs() / fma > self.traffic() / info.bandwidth;
+        (Self::math(plan) == Some(Math::FmaF32) && is_bound_by_fma && matrix > fma).then_some(math)
     }
 
     /// Workspace bytes of a plan; 0 when none is needed.

@@ -101,6 +101,8 @@ pub struct AttentionCase {
     pub window: Option<usize>,
     /// Bit mask over these keys.
     pub mask: Option<AttentionMask>,
+    /// Whether each query head has a sink.
+    pub sinks: bool,
     /// Softmax scale, if given.
     pub scale: Option<f32>,
     /// Soft cap of scores.
@@ -143,6 +145,7 @@ impl AttentionCase {
             causal: true,
             window: None,
             mask: None,
+            sinks: false,
             scale: None,
             soft_cap: None,
             lse: true,
@@ -338,6 +341,13 @@ impl AttentionCase {
         if self.values == AttentionValues::LargeScales && row % 3 == 1 { 16384.0 } else { 1.0 }
     }
 
+    /// Sinks of the query heads, some of which have no effect.
+    pub(crate) fn head_sinks(&self) -> Vec<f32> {
+        let mut rng = self.rng(6);
+        let sink = |head: usize| if head % 5 == 3 { f32::NEG_INFINITY } else { 3.0 * normal(&mut rng) };
+        (0..self.heads.0).map(sink).collect()
+    }
+
     /// Scales of the heads of keys (`salt` 4) or values (5).
     pub(crate) fn factors(&self, salt: u64) -> Vec<f32> {
         let mut rng = self.rng(salt);
@@ -389,6 +399,7 @@ impl fmt::Display for AttentionCase {
             (!self.lse, "no-lse"),
             (self.batch_invariant, "invariant"),
             (self.head_major, "head-major"),
+            (self.sinks, "sinks"),
             (self.every_kernel, "every kernel"),
         ];
         for (_, name) in flags.iter().filter(|(on, _)| *on) {

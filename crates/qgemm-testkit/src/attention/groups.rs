@@ -32,6 +32,12 @@ pub(super) const GROUPS: &[Cases<AttentionCase>] = &[
         bits,
     ),
     group("attention_every_kernel", "every kernel that a plan has the choice of", every_kernel),
+    group(
+        "attention_dequantized",
+        "caches in codes and many queries: every kernel, every place, masks, pages that are none, unaligned operands",
+        dequantized,
+    ),
+    group("attention_sinks", "sinks: every kernel, parts of the keys, queries without keys, masks, codes", sinks),
     group("attention_invariant", "bits of a sequence do not depend on the others", invariant),
 ];
 
@@ -368,6 +374,86 @@ fn bits() -> Vec<AttentionCase> {
             batch_invariant: true,
             ..case
         });
+    }
+    numbered(cases)
+}
+
+fn dequantized() -> Vec<AttentionCase> {
+    let places = [
+        AttentionStorage::Paged(16),
+        AttentionStorage::Offsets,
+        AttentionStorage::Paged(5),
+        AttentionStorage::Lengths(3),
+    ];
+    let lengths: [&[(usize, usize)]; 3] =
+        [&[(130, 300)], &[(40, 70), (20, 5), (0, 9), (33, 260)], &[(70, 150), (70, 70)]];
+    let kv = [KvFormat::E4M3, KvFormat::Q8_0, KvFormat::Q4_0];
+    let mut cases = Vec::new();
+    for (i, places) in places.into_iter().enumerate() {
+        for (j, kv) in kv.into_iter().enumerate() {
+            let case = AttentionCase::new(lengths[(i + j) % 3], [(4, 2), (3, 1)][i % 2], 64, types((i + j) % 2));
+            let is_paged = matches!(places, AttentionStorage::Paged(_));
+            let mask = AttentionMask { bits: MaskBits::of_tokens(), pattern: MaskPattern::Documents(40) };
+            cases.push(AttentionCase {
+                kv,
+                places,
+                dims: [(128, 128), (64, 96), (192, 128), (256, 256)][(i + 2 * j) % 4],
+                values: if is_paged && j != 1 { AttentionValues::BadPages } else { AttentionValues::Normal },
+                window: ((i + j) % 4 == 1).then_some(50),
+                soft_cap: ((i + j) % 4 == 2).then_some(20.0),
+                mask: ((i + j) % 4 == 3).then_some(mask),
+                causal: (i + j) % 3 != 0,
+                head_major: i == 2,
+                gap: 32 * (j % 2),
+                offset: i % 2,
+                every_kernel: true,
+                ..case
+            });
+        }
+    }
+    // NaN in keys that some queries do not see.
+    let case = AttentionCase::new(&[(70, 100), (70, 70)], (2, 1), 128, DType::F16);
+    cases.push(AttentionCase { kv: KvFormat::E4M3, values: AttentionValues::NotFinite, every_kernel: true, ..case });
+    numbered(cases)
+}
+
+fn sinks() -> Vec<AttentionCase> {
+    let lengths: [&[(usize, usize)]; 6] = [
+        &[(1, 70), (1, 0), (1, 1)],
+        &[(1, 1100), (1, 300)],
+        &[(3, 40), (3, 2)],
+        &[(40, 90), (40, 20)],
+        &[(70, 150), (0, 9), (20, 5)],
+        &[(130, 260)],
+    ];
+    let mut cases = Vec::new();
+    for (i, lengths) in lengths.into_iter().enumerate() {
+        for (j, dims) in [(64, 64), (128, 128), (192, 96)].into_iter().enumerate() {
+            let kv = [KvFormat::Plain(types(j)), KvFormat::Q4_0, KvFormat::E4M3][(i + 2 * j) % 3];
+            let kv = if kv.is_plain() { KvFormat::Plain(types(i + j)) } else { kv };
+            let case = AttentionCase::new(lengths, [(8, 2), (6, 6), (8, 1)][(i + j) % 3], 64, types(i + j));
+            let mask = AttentionMask { bits: MaskBits::of_tokens(), pattern: MaskPattern::Documents(40) };
+            cases.push(AttentionCase {
+                kv,
+                dims,
+                places: if i % 2 == 1 { AttentionStorage::Paged(16) } else { case.places },
+                window: (j == 1).then_some(33),
+                soft_cap: ((i + j) % 4 == 3).then_some(20.0),
+                mask: ((i + j) % 5 == 4).then_some(mask),
+                values: if (i, j) == (0, 0) { AttentionValues::Huge } else { AttentionValues::Normal },
+                causal: i != 2,
+                sinks: true,
+                // Of a plan that is refused there are no kernels.
+                every_kernel: (i + j) % 5 != 4,
+                ..case
+            });
+        }
+    }
+    // Parts of a fixed length.
+    for kv in [KvFormat::Plain(DType::F16), KvFormat::Q8_0] {
+        let case = AttentionCase::new(&[(1, 1300), (1, 520)], (2, 1), 64, DType::F16);
+        let places = AttentionStorage::Offsets;
+        cases.push(AttentionCase { kv, places, ragged: true, batch_invariant: true, sinks: true, ..case });
     }
     numbered(cases)
 }

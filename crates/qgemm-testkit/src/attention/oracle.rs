@@ -31,7 +31,8 @@ pub(super) fn attend(case: &AttentionCase, q: &[f32], k: &[f32], v: &[f32]) -> V
         KvFormat::E4M3 => case.factors(salt),
         _ => vec![1.0; case.heads.1],
     };
-    let inputs = Inputs { case, q, k, v, table, k_factors: factors(4), v_factors: factors(5) };
+    let sinks = if case.sinks { case.head_sinks() } else { vec![f32::NEG_INFINITY; case.heads.0] };
+    let inputs = Inputs { case, q, k, v, table, k_factors: factors(4), v_factors: factors(5), sinks };
     let of_token = |token: usize| -> Vec<Option<Row>> {
         let sequence = (0..case.lengths.len()).find(|&s| (offsets[s]..offsets[s + 1]).contains(&(token as u32)));
         (0..case.heads.0)
@@ -49,6 +50,8 @@ struct Inputs<'a> {
     table: Vec<u32>,
     k_factors: Vec<f32>,
     v_factors: Vec<f32>,
+    /// Sink of each query head; −∞ without sinks.
+    sinks: Vec<f32>,
 }
 
 impl Inputs<'_> {
@@ -83,15 +86,18 @@ impl Inputs<'_> {
             scores.push((score, row));
         }
         // NaN counts as the largest.
-        let most = scores
-            .iter()
-            .fold(f64::NEG_INFINITY, |most, (score, _)| if score.is_nan() { f64::NAN } else { most.max(*score) });
+        let most =
+            scores.iter().fold(
+                f64::from(self.sinks[head]),
+                |most, (score, _)| if score.is_nan() { f64::NAN } else { most.max(*score) },
+            );
         let (values, energy) = (vec![0.0; v_dim], vec![0.0; v_dim]);
         let mut out = Row { values, energy, lse: f64::NEG_INFINITY, magnitude };
         if most == f64::NEG_INFINITY {
             return out;
         }
         let row_sum: f64 = scores.iter().map(|(score, _)| (score - most).exp()).sum();
+        let row_sum = row_sum + (f64::from(self.sinks[head]) - most).exp();
         let factor = f64::from(self.v_factors[kv_head]);
         for (score, row) in scores {
             let weight = (score - most).exp() / row_sum * factor;

@@ -2,8 +2,8 @@
 //! share a KV head, over all keys.
 //!
 //! Quantized KV caches leave no storage buffer for the log-sum-exp, which
-//! then gets a separate launch, nor for a mask. Attention has
-//! no index list; the mask uses that binding instead.
+//! then gets a separate launch, nor for a mask or sinks. Those
+//! use the binding of an index buffer that the attention has not.
 
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
@@ -37,9 +37,9 @@ pub(crate) const INTERFACE: Interface = Interface {
     params_bytes: size_of::<Params>() as u32,
 };
 
-/// Kernel interface with a mask.
-pub(crate) const MASKED_INTERFACE: Interface = Interface {
-    name: "attention_masked",
+/// Kernel interface with a mask or sinks.
+pub(crate) const EXTRA_INTERFACE: Interface = Interface {
+    name: "attention_extra",
     bindings: &[
         (0, false),
         (1, false),
@@ -109,6 +109,7 @@ struct Params {
     k_scales_base: u32,
     v_scales_base: u32,
     mask_base: u32,
+    sinks_base: u32,
 }
 
 /// The kernel family.
@@ -137,9 +138,9 @@ fn launches(op: &CheckedAttention) -> &'static [Writes] {
 
 /// Kernel interface of `op`.
 fn interface(op: &CheckedAttention) -> &'static Interface {
-    match (op.kv.is_plain(), op.mask.is_some()) {
+    match (op.kv.is_plain(), has_extra(op)) {
         (true, false) => &INTERFACE,
-        (true, true) => &MASKED_INTERFACE,
+        (true, true) => &EXTRA_INTERFACE,
         (false, _) => &CODES_INTERFACE,
     }
 }
@@ -154,12 +155,19 @@ fn has_q_offsets(op: &CheckedAttention) -> bool {
     matches!(op.queries, QueryLengths::Offsets { .. })
 }
 
-/// Binding of the mask, if one is free: the one for
-/// masks, or with a quantized cache that of an index
-/// that `op` does not have.
-fn mask_binding(op: &CheckedAttention) -> Option<u32> {
+/// Whether `op` has a mask or sinks.
+fn has_extra(op: &CheckedAttention) -> bool {
+    op.mask.is_some() || op.sinks
+}
+
+/// Bindings of mask and sinks, as far as they are free: a
+/// buffer of their own, which quantized caches do not leave, or
+/// that of an index that `op` does not have.
+fn extra_bindings(op: &CheckedAttention) -> [Option<u32>; 2] {
     let free = [(8, op.kv.is_plain()), (3, !has_q_offsets(op)), (4, !has_kv_index(op)), (5, op.paging().width == 0)];
-    free.into_iter().find(|(_, is_free)| *is_free).map(|(binding, _)| binding)
+    let mut free = free.into_iter().filter(|(_, is_free)| *is_free).map(|(binding, _)| binding);
+    let mask = if op.mask.is_some() { free.next() } else { None };
+    [mask, if op.sinks { free.next() } else { None }]
 }
 
 /// Row tile of a workgroup.
@@ -210,10 +218,15 @@ fn check(op: &CheckedAttention, limit: u64) -> Result<(), Unsupported> {
             return Err(too_large(name, bytes as u64, limit));
         }
     }
-    if op.mask.is_some() && mask_binding(op).is_none() {
-        let why = "has no storage buffer for a mask beside a cache in codes, offsets of queries and a block table: give one of \
-                   them up, or keep keys and values as plain numbers";
-        return Err(Unsupported::new(why));
+    let [mask, sinks] = extra_bindings(op);
+    for (name, is_without) in [("a mask", op.mask.is_some() && mask.is_none()), ("sinks", op.sinks && sinks.is_none())]
+    {
+        if is_without {
+            return Err(Unsupported::new(format!(
+                "has no storage buffer for {name} beside a mask, a cache in codes, offsets of queries and a block table: give \
+                 one of them up, or keep keys and values as plain numbers"
+            )));
+        }
     }
     let groups = [op.kv_heads, row_groups(op)].into_iter().try_fold(op.sequences, usize::checked_mul);
     if groups.is_none_or(|groups| groups >= 1 << 31) {
@@ -237,6 +250,7 @@ impl Family<CheckedAttention> for Attention {
             parts: 1,
             part_keys: op.most_keys as u32,
             workspace_bytes: 0,
+            dequantized_bytes: 0,
             math: Math::FmaF32,
             padding: 1.0,
             efficiency: (300, 100),
@@ -287,6 +301,7 @@ const fn shared_bytes(rows: u32) -> u32 {
 /// of a model are parameters.
 fn shader(op: &CheckedAttention, writes: Writes) -> Shader {
     let stride = |stride: u64| stride as u32;
+    let [mask_at, sinks_at] = extra_bindings(op);
     let words = [
         ("THREADS", THREADS),
         ("ROWS", rows(op)),
@@ -307,7 +322,8 @@ fn shader(op: &CheckedAttention, writes: Writes) -> Shader {
         ("V_HEAD", stride(op.v.rows.head_stride)),
         ("D_TOKEN", stride(op.d.token_stride)),
         ("D_HEAD", stride(op.d.head_stride)),
-        ("MASK_AT", mask_binding(op).unwrap_or_default()),
+        ("MASK_AT", mask_at.unwrap_or_default()),
+        ("SINKS_AT", sinks_at.unwrap_or_default()),
     ];
     let has_table = matches!(op.places, KvAddressing::Table { .. });
     let choices = [
@@ -320,10 +336,11 @@ fn shader(op: &CheckedAttention, writes: Writes) -> Shader {
         ("KV_LENGTHS", has_table || matches!(op.places, KvAddressing::Pages { lengths: true, .. })),
         ("TABLE", has_table),
         ("MASK", op.mask.is_some()),
+        ("SINKS", op.sinks),
         ("MASK_SHARED", op.mask.is_some_and(|mask| mask.is_shared)),
         ("MASK_PER_HEAD", op.mask.is_some_and(|mask| mask.is_per_head)),
     ];
-    compose_attention(&words, &choices, KvNumbers::of(op.kv), op.kv.is_plain() && op.mask.is_some())
+    compose_attention(&words, &choices, KvNumbers::of(op.kv), op.kv.is_plain() && has_extra(op))
 }
 
 /// The kernel for one operation. A launch allocates no device memory.
@@ -395,12 +412,14 @@ impl AttentionKernel {
             (v_scales, p.v_scales_base) = touched(of_values, 0..of_results(v_bytes), width).bind(shared)?;
             bindings.extend([if self.writes == Writes::LogSumExp { lse } else { d }, k_scales, v_scales]);
         }
-        if let Some(binding) = mask_binding(op).filter(|_| op.mask.is_some()) {
-            let mask;
-            (mask, p.mask_base) = words(O::Mask, op.mask_words(), true)?;
+        let extra = [(O::Mask, op.mask_words(), &mut p.mask_base), (O::Sinks, op.heads, &mut p.sinks_base)];
+        for (binding, (operand, count, base)) in extra_bindings(op).into_iter().zip(extra) {
+            let Some(binding) = binding else { continue };
+            let bound;
+            (bound, *base) = words(operand, count, true)?;
             match bindings.get_mut(binding as usize) {
-                Some(place) => *place = mask,
-                None => bindings.push(mask),
+                Some(place) => *place = bound,
+                None => bindings.push(bound),
             }
         }
         Ok(Dispatch { params: p, bindings, grid: self.grid })
@@ -441,6 +460,7 @@ pub(crate) fn all_shaders() -> Vec<Shader> {
         causal: false,
         window: None,
         mask: None,
+        sinks: false,
         scale: 0.125,
         soft_cap: None,
         lse: false,
@@ -455,6 +475,11 @@ pub(crate) fn all_shaders() -> Vec<Shader> {
         mask: Some(MaskBits::shared().per_head()),
         ..op.clone()
     });
-    let all = [plain, chosen, f32].into_iter().chain(codes).chain(masked);
+    let with_sinks = [&plain, &codes[1], &masked[0]].map(|op| CheckedAttention {
+        queries: QueryLengths::Each(2),
+        sinks: true,
+        ..op.clone()
+    });
+    let all = [plain, chosen, f32].into_iter().chain(codes).chain(masked).chain(with_sinks);
     all.flat_map(|op| launches(&op).iter().map(|&writes| shader(&op, writes)).collect::<Vec<_>>()).collect()
 }

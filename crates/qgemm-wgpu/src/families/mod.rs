@@ -61,7 +61,7 @@ interfaces! {
     quantize::INTERFACE,
     dequantize::INTERFACE,
     attention::INTERFACE,
-    attention::MASKED_INTERFACE,
+    attention::EXTRA_INTERFACE,
     attention::CODES_INTERFACE,
     norm::INTERFACE,
     norm::QUANTIZED_INTERFACE,

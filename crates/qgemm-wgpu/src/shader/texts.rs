@@ -73,8 +73,8 @@ pub(super) const INDEXER_PARAMS: &str = include_str!("../../shaders/indexer_para
 pub(super) const INDEXER_SCORE: &str = include_str!("../../shaders/indexer_score.wgsl");
 pub(super) const INDEXER_CHOOSE: &str = include_str!("../../shaders/indexer_choose.wgsl");
 pub(super) const ATTENTION: &str = include_str!("../../shaders/attention.wgsl");
-pub(super) const ATTENTION_MASK: &str = include_str!("../../shaders/attention_mask.wgsl");
-pub(super) const ATTENTION_MASK_IN_PLACE: &str = include_str!("../../shaders/attention_mask_in_place.wgsl");
+pub(super) const ATTENTION_EXTRA: &str = include_str!("../../shaders/attention_extra.wgsl");
+pub(super) const ATTENTION_EXTRA_IN_PLACE: &str = include_str!("../../shaders/attention_extra_in_place.wgsl");
 pub(super) const ATTENTION_PLAIN: &str = include_str!("../../shaders/attention_plain.wgsl");
 pub(super) const ATTENTION_CODES: &str = include_str!("../../shaders/attention_codes.wgsl");
 
@@ -131,7 +131,7 @@ pub(crate) const DEQUANTIZE_TEXTS: [&str; 3] = [ABI, NUMBERS, DEQUANTIZE];
 
 /// All texts of `attention`.
 pub(crate) const ATTENTION_TEXTS: [&str; 7] =
-    [NUMBERS, KV_CODES, ATTENTION_PLAIN, ATTENTION_CODES, ATTENTION_MASK, ATTENTION_MASK_IN_PLACE, ATTENTION];
+    [NUMBERS, KV_CODES, ATTENTION_PLAIN, ATTENTION_CODES, ATTENTION_EXTRA, ATTENTION_EXTRA_IN_PLACE, ATTENTION];
 
 /// All texts of `kv_append`.
 pub(crate) const KV_APPEND_TEXTS: [&str; 7] =

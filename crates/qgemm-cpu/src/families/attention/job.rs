@@ -41,6 +41,7 @@ pub(super) struct Job<'a> {
     v_factors: Option<&'a [f32]>,
     index: Index<'a>,
     mask: Option<Mask<'a>>,
+    sinks: Option<&'a [f32]>,
     d: Written<'a>,
     lse: Option<Written<'a>>,
 }
@@ -69,6 +70,7 @@ impl<'a> Job<'a> {
             k_factors = Some(factors(O::KFactors, &mut operands)?);
             v_factors = Some(factors(O::VFactors, &mut operands)?);
         }
+        let sinks = if op.sinks { Some(read::<f32>(&mut operands, O::Sinks, op.heads)?) } else { None };
         let mut words = |operand: O, count: usize| match optional(operand) {
             true => read::<u32>(&mut operands, operand, count).map(Some),
             false => Ok(None),
@@ -96,7 +98,7 @@ impl<'a> Job<'a> {
         }
         let d = written(O::D, row_end(&op.d, op, op.v_dim))?;
         let lse = if op.lse { Some(written(O::Lse, op.tokens * op.heads * size_of::<f32>())?) } else { None };
-        Ok(Self { op, simd, q, k, v, k_factors, v_factors, index, mask, d, lse })
+        Ok(Self { op, simd, q, k, v, k_factors, v_factors, index, mask, sinks, d, lse })
     }
 
     /// Whether the work takes longer than waking other threads.
@@ -243,7 +245,10 @@ impl<'a> Job<'a> {
     }
 
     /// Normalizes a row and writes its results.
-    fn finish(&self, row: Row, sums: &mut [f32], state: Softmax) {
+    fn finish(&self, row: Row, sums: &mut [f32], mut state: Softmax) {
+        if let Some(sinks) = self.sinks {
+            state.add_sink(sums, sinks[row.head]);
+        }
         let factor = self.v_factors.map_or(1.0, |factors| factors[row.kv_head]);
         let log_sum = state.finish(sums, factor);
         self.store(row, sums, log_sum);

@@ -58,6 +58,7 @@ impl Family<CheckedAttention> for AttentionFamily {
             parts: 1,
             part_keys: op.most_keys as u32,
             workspace_bytes: 0,
+            dequantized_bytes: 0,
             math: Math::FmaF32,
             padding: 1.0,
             efficiency: cost::efficiency(op, info),

@@ -36,6 +36,15 @@ impl Softmax {
         sums.iter_mut().zip(values).for_each(|(sum, value)| *sum = *sum * rescale + value * added);
     }
 
+    /// Adds a sink: a score whose value is zero.
+    pub fn add_sink(&mut self, sums: &mut [f32], sink: f32) {
+        if sink == f32::NEG_INFINITY {
+            return;
+        }
+        let row_max = self.row_max.max(sink);
+        self.add_keys(sums, row_max, (sink - row_max).exp());
+    }
+
     /// Normalizes the sums, scaled by `factor`, and returns the
     /// log-sum-exp. Without keys: zeros and −∞.
     pub fn finish(self, sums: &mut [f32], factor: f32) -> f32 {
@@ -73,6 +82,22 @@ mod tests {
         // NaN stays NaN, whatever the maximum of the part.
         all.merge(&mut sums, Softmax { row_max: f32::NEG_INFINITY, row_sum: f32::NAN }, &[f32::NAN]);
         assert!(all.finish(&mut sums, 1.0).is_nan() && sums[0].is_nan());
+    }
+
+    #[test]
+    fn a_sink_is_a_score_without_a_value() {
+        let (mut row, mut sums) = (Softmax { row_max: 1.0, row_sum: 2.0 }, [6.0]);
+        row.add_sink(&mut sums, 3.0);
+        let e = (-2f32).exp();
+        let lse = row.finish(&mut sums, 1.0);
+        assert!(
+            (sums[0] - 6.0 * e / (2.0 * e + 1.0)).abs() < 1e-6 && (lse - (3.0 + (2.0 * e + 1.0).ln())).abs() < 1e-6
+        );
+        let (mut empty, mut zeros) = (Softmax::NONE, [0.0]);
+        empty.add_sink(&mut zeros, f32::NEG_INFINITY);
+        assert_eq!(empty, Softmax::NONE);
+        empty.add_sink(&mut zeros, 0.5);
+        assert_eq!((empty.finish(&mut zeros, 1.0), zeros), (0.5, [0.0]));
     }
 
     #[test]

@@ -13,6 +13,7 @@ use qgemm_hal::{
 use super::super::kernel_launch::{Addresses, KernelLaunch, MakeKernel, Params, load};
 use super::super::launch_params::LaunchParams;
 use super::super::prelude::Prelude;
+use super::dequantized;
 use super::params::{AttentionParams, MaskedParams, is_all, kv_code};
 use super::simt::ctas;
 use crate::arch::check_shared;
@@ -141,17 +142,22 @@ impl Params for CpAsyncParams {
     }
 }
 
+/// Configs for plain keys and values.
+fn configs(op: &CheckedAttention, info: &DeviceInfo) -> Result<Vec<AttentionConfig>, Unsupported> {
+    let (spec, variant) = spec_of(op, info)?;
+    super::check_invariant(NAME, op, info)?;
+    ctas(&[op.sequences, op.heads, op.most_queries().div_ceil(ROWS as usize)])?;
+    let efficiency = if variant == Variant::Sm90 { EFFICIENCY_ON_HOPPER } else { EFFICIENCY };
+    Ok(vec![super::one_launch(op, id(spec, variant), &spec, efficiency)])
+}
+
 impl Family<CheckedAttention> for AttentionCpAsync {
     fn name(&self) -> &'static str {
         NAME
     }
 
     fn configs(&self, op: &CheckedAttention, info: &DeviceInfo) -> Result<Vec<AttentionConfig>, Unsupported> {
-        let (spec, variant) = spec_of(op, info)?;
-        super::check_invariant(NAME, op, info)?;
-        ctas(&[op.sequences, op.heads, op.most_queries().div_ceil(ROWS as usize)])?;
-        let efficiency = if variant == Variant::Sm90 { EFFICIENCY_ON_HOPPER } else { EFFICIENCY };
-        Ok(vec![super::one_launch(op, id(spec, variant), &spec, efficiency)])
+        dequantized::configs(op, |op| configs(op, info))
     }
 
     fn prepare(

@@ -303,6 +303,7 @@ impl Family<CheckedAttention> for AttentionDecode {
             parts: cut.parts as u32,
             part_keys: cut.part_keys as u32,
             workspace_bytes: if cut.parts > 1 { partial_bytes(op, &spec, &cut) } else { 0 },
+            dequantized_bytes: 0,
             math: Math::TensorF16,
             padding: (cut.row_ctas * spec.rows as usize) as f64 / rows as f64,
             efficiency: EFFICIENCY,

@@ -9,6 +9,7 @@ use qgemm_hal::{
 
 use super::super::kernel_launch::{KernelLaunch, MakeKernel, load};
 use super::super::prelude::Prelude;
+use super::dequantized;
 use super::params::{AttentionParams, for_attend, is_all, kv_code};
 use super::simt::ctas;
 use crate::arch::check_shared;
@@ -145,17 +146,22 @@ pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     dtypes(variant).iter().flat_map(of_type).map(move |spec| source(spec, variant))
 }
 
+/// Configs for plain keys and values.
+fn configs(op: &CheckedAttention, info: &DeviceInfo) -> Result<Vec<AttentionConfig>, Unsupported> {
+    let (spec, variant) = spec_of(op, info)?;
+    super::check_invariant(NAME, op, info)?;
+    ctas(&[op.sequences, op.heads, op.most_queries().div_ceil(spec.rows as usize)])?;
+    let efficiency = if variant == Variant::Sm90 { EFFICIENCY_ON_HOPPER } else { EFFICIENCY };
+    Ok(vec![super::one_launch(op, id(spec, variant), &spec, efficiency)])
+}
+
 impl Family<CheckedAttention> for AttentionMma {
     fn name(&self) -> &'static str {
         NAME
     }
 
     fn configs(&self, op: &CheckedAttention, info: &DeviceInfo) -> Result<Vec<AttentionConfig>, Unsupported> {
-        let (spec, variant) = spec_of(op, info)?;
-        super::check_invariant(NAME, op, info)?;
-        ctas(&[op.sequences, op.heads, op.most_queries().div_ceil(spec.rows as usize)])?;
-        let efficiency = if variant == Variant::Sm90 { EFFICIENCY_ON_HOPPER } else { EFFICIENCY };
-        Ok(vec![super::one_launch(op, id(spec, variant), &spec, efficiency)])
+        dequantized::configs(op, |op| configs(op, info))
     }
 
     fn prepare(

@@ -6,6 +6,7 @@
 mod cp_async;
 mod decode;
 mod decode_pairs;
+mod dequantized;
 mod mma;
 pub(super) mod params;
 mod simt;
@@ -17,6 +18,7 @@ use qgemm_hal::{
     LaunchSequence, Math, Name, Spec, Unsupported, Variant,
 };
 
+use self::dequantized::Dequantized;
 use super::kernel_launch::{MakeKernel, unknown_family};
 use crate::spec::KernelSpec;
 
@@ -99,17 +101,21 @@ fn one_launch(
         parts: 1,
         part_keys: op.most_keys as u32,
         workspace_bytes: 0,
+        dequantized_bytes: 0,
         math: Math::TensorF16,
         padding: padding(op, spec),
         efficiency,
     }
 }
 
-/// Hash of a config's single source.
+/// Hash of a config's single source, and of the launch that
+/// dequantizes in front.
 fn source_hash(config: &AttentionConfig, source: impl Fn(AttentionSpec, Variant) -> KernelSpec) -> u64 {
-    match (config.kernel.spec, config.kernel.variant) {
-        (Spec::Attention(spec), Some(variant)) => source(spec, variant).source_hash().short(),
-        _ => 0,
+    let (Spec::Attention(spec), Some(variant)) = (config.kernel.spec, config.kernel.variant) else { return 0 };
+    let attend = source(spec, variant).source_hash().short();
+    match config.dequantized_bytes {
+        0 => attend,
+        _ => attend ^ dequantized::source(variant).source_hash().short().rotate_left(13),
     }
 }
 
@@ -120,6 +126,7 @@ pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
         .chain(decode::specs(variant))
         .chain(cp_async::specs(variant))
         .chain(wgmma::specs(variant))
+        .chain([dequantized::source(variant)])
 }
 
 /// Heads whose queries are processed together by `ctas` CTAs, with
@@ -173,6 +180,13 @@ pub(super) fn sequence(
     make: &mut MakeKernel<'_>,
 ) -> Result<LaunchSequence, HalError> {
     let variant = info.variant.ok_or(HalError::WrongDevice { device: info.id, what: "a CUDA kernel" })?;
+    if plan.config.dequantized_bytes > 0
+        && let Ok(Some(dequantized)) = Dequantized::of(op)
+    {
+        return dequantized::sequence(op, &dequantized, plan, info, variant, make, |op, plan, make| {
+            sequence(op, plan, info, make)
+        });
+    }
     match Algorithm::of(&plan.config.kernel) {
         Some(Algorithm::Mma) => mma::sequence(op, &plan.config, variant, make),
         Some(Algorithm::Wgmma) => wgmma::sequence(op, &plan.config, info, variant, make),

@@ -39,6 +39,7 @@ impl AttentionParams {
             (&mut params.at.kv_offsets, O::KvOffsets),
             (&mut params.at.kv_lengths, O::KvLengths),
             (&mut params.at.block_table, O::BlockTable),
+            (&mut params.at.sinks, O::Sinks),
             (&mut params.at.d, O::D),
             (&mut params.at.lse, O::Lse),
             (&mut params.at.workspace, O::Workspace),

@@ -211,6 +211,7 @@ impl Family<CheckedAttention> for AttentionSimt {
             parts: cut.parts as u32,
             part_keys: cut.part_keys as u32,
             workspace_bytes: if cut.parts > 1 { op.partial_bytes(cut.parts) } else { 0 },
+            dequantized_bytes: 0,
             math: Math::FmaF32,
             padding: (cut.row_ctas * spec.rows as usize) as f64 / rows as f64,
             efficiency: EFFICIENCY,
@@ -338,7 +339,7 @@ pub(super) fn in_parts(
     let combine_ctas = op.sequences * op.most_queries() * op.heads;
     let (combine_id, combine) = (id(combine_spec(), variant), source(combine_spec(), variant));
     let combine = step(combine_id, combine, combine_ctas, THREADS, COMBINE_SHARED_BYTES, Arc::new(params))?;
-    let combine = [O::QOffsets, O::KvOffsets, O::KvLengths, O::VFactors, O::D, O::Lse]
+    let combine = [O::QOffsets, O::KvOffsets, O::KvLengths, O::VFactors, O::Sinks, O::D, O::Lse]
         .into_iter()
         .fold(combine, |step, operand| step.bind(operand, operand))
         .bind_part(O::Workspace, O::Workspace, workspace);

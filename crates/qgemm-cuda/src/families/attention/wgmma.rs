@@ -21,6 +21,7 @@ use qgemm_hal::{
 use super::super::kernel_launch::{Addresses, KernelLaunch, MakeKernel, Params, load};
 use super::super::launch_params::LaunchParams;
 use super::super::prelude::Prelude;
+use super::dequantized;
 use super::params::{AttentionParams, is_all};
 use super::simt::ctas;
 use super::tile_lists::{self, ListedParams, TileLists};
@@ -263,7 +264,7 @@ struct TmaAttentionParams {
     attention: AttentionParams,
     heads_together: u32,
     piece_shift: u32,
-    padding: [u64; 5],
+    padding: [u64; 4],
     maps: [EncodedMap; 3],
 }
 
@@ -274,7 +275,6 @@ struct MaskedTmaAttentionParams {
     attention: ListedParams,
     heads_together: u32,
     piece_shift: u32,
-    padding: u64,
     maps: [EncodedMap; 3],
 }
 
@@ -298,7 +298,7 @@ impl Params for MappedAttention<AttentionParams> {
             attention,
             heads_together: self.heads_together,
             piece_shift: self.piece_shift,
-            padding: [0; 5],
+            padding: [0; 4],
             maps: self.maps(&attention.at, at)?,
         }))
     }
@@ -311,7 +311,6 @@ impl Params for MappedAttention<ListedParams> {
             attention,
             heads_together: self.heads_together,
             piece_shift: self.piece_shift,
-            padding: 0,
             maps: self.maps(&attention.attention().at, at)?,
         }))
     }
@@ -352,24 +351,29 @@ pub(super) fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(Atten
     Ok((spec, variant))
 }
 
+/// Configs for plain keys and values.
+fn configs(op: &CheckedAttention, info: &DeviceInfo) -> Result<Vec<AttentionConfig>, Unsupported> {
+    let (spec, variant) = spec_of(op, info)?;
+    super::check_invariant(NAME, op, info)?;
+    let by_rows = spec.paging == KvPaging::Rows;
+    let efficiency = if by_rows { EFFICIENCY_BY_ROWS } else { EFFICIENCY };
+    let attend = super::one_launch(op, id(spec, variant), &spec, efficiency);
+    Ok(vec![match op.mask {
+        Some(mask) => {
+            let workspace_bytes = WorkspaceLayout::RESERVED + TileLists::new(op, mask, &spec).bytes();
+            AttentionConfig { launches: 2, workspace_bytes, ..attend }
+        }
+        None => attend,
+    }])
+}
+
 impl Family<CheckedAttention> for AttentionWgmma {
     fn name(&self) -> &'static str {
         NAME
     }
 
     fn configs(&self, op: &CheckedAttention, info: &DeviceInfo) -> Result<Vec<AttentionConfig>, Unsupported> {
-        let (spec, variant) = spec_of(op, info)?;
-        super::check_invariant(NAME, op, info)?;
-        let by_rows = spec.paging == KvPaging::Rows;
-        let efficiency = if by_rows { EFFICIENCY_BY_ROWS } else { EFFICIENCY };
-        let attend = super::one_launch(op, id(spec, variant), &spec, efficiency);
-        Ok(vec![match op.mask {
-            Some(mask) => {
-                let workspace_bytes = WorkspaceLayout::RESERVED + TileLists::new(op, mask, &spec).bytes();
-                AttentionConfig { launches: 2, workspace_bytes, ..attend }
-            }
-            None => attend,
-        }])
+        dequantized::configs(op, |op| configs(op, info))
     }
 
     fn prepare(

@@ -11,7 +11,7 @@ use std::hash::{Hash, Hasher};
 use std::ops::Range;
 
 use qgemm_formats::prepack::FragmentLayout;
-use qgemm_formats::{DType, Format, ScaleSpan, XFactor, XFormat};
+use qgemm_formats::{DType, Encoding, Format, ScaleSpan, XFactor, XFormat};
 
 pub use activation::Activation;
 pub use plan::{LaunchPlan, Schedule, StreamK, TileConfig, XPrologue};
@@ -444,6 +444,20 @@ impl Operation for CheckedGemm {
 
     fn math(plan: &LaunchPlan) -> Option<Math> {
         Some(plan.config.math)
+    }
+
+    fn matrix_type(&self) -> Option<DType> {
+        let of_x = match (self.x.format, self.x_precision) {
+            (XFormat::Plain(DType::F32), XPrecision::Exact | XPrecision::Tf32 | XPrecision::Bf16x3) => return None,
+            (XFormat::Plain(DType::F32), XPrecision::BF16) => DType::BF16,
+            (XFormat::Plain(dtype), _) if dtype != DType::F32 => dtype,
+            _ => DType::F16,
+        };
+        // Plain weights are multiplied with X of their type alone.
+        match self.format.desc().encoding {
+            Encoding::Plain(of_w) if of_w != of_x => None,
+            _ => Some(of_x),
+        }
     }
 
     fn workspace_bytes(&self, plan: &LaunchPlan) -> usize {

@@ -1,0 +1,111 @@
+//! Plans that FMA bounds although the chip has matrix instructions
+//! for their types: all of them, as data.
+
+use std::collections::BTreeMap;
+
+use qgemm_api::{
+    Attention, Context, DType, Error, Indexer, Keys, KvFormat, MaskBits, Matmul, PlanRecord, Queries, XPrecision,
+};
+
+/// Variants, oldest first.
+const DEVICES: [&str; 6] = ["emu:sm70", "emu:sm75", "emu:sm80", "emu:sm89", "emu:sm90", "emu:sm120"];
+
+/// Slow paths: the problem, and the variants whose plans take them.
+const SLOW: &[(&str, &[&str])] = &[
+    // No tile of matrix instructions: heads of 256 fit neither
+    // shared memory with a mask, nor `attention_decode`.
+    ("attention decode, D 256, bf16", &["sm80", "sm90", "sm120"]),
+    ("attention decode, D 256, f16", &["sm70", "sm75", "sm80", "sm90", "sm120"]),
+    ("attention decode, f16", &["sm70", "sm75"]),
+    ("attention prefill, D 256, mask, f16", &["sm70", "sm75"]),
+    // The workspace of dequantized keys grows with the batch.
+    ("attention prefill, q8_0, batch-invariant, bf16", &["sm80", "sm89", "sm90", "sm120"]),
+    ("attention prefill, q8_0, batch-invariant, f16", &["sm70", "sm75", "sm80", "sm89", "sm90", "sm120"]),
+    // Copies are of 16 bytes.
+    ("attention prefill, unaligned, bf16", &["sm80", "sm89", "sm90", "sm120"]),
+    ("attention prefill, unaligned, f16", &["sm70", "sm75", "sm80", "sm89", "sm90", "sm120"]),
+    ("matmul, unaligned, bf16", &["sm120"]),
+    ("matmul, unaligned, f16", &["sm120"]),
+];
+
+/// A problem of many multiply-adds for each byte.
+type Explain = fn(&Context, DType) -> Result<PlanRecord, Error>;
+
+/// Prefill of 512 queries over 2048 keys.
+fn prefill(ctx: &Context, dtype: DType, with: impl FnOnce(Attention) -> Attention) -> Result<PlanRecord, Error> {
+    prefill_of(ctx, dtype, 128, with)
+}
+
+fn prefill_of(
+    ctx: &Context,
+    dtype: DType,
+    dim: usize,
+    with: impl FnOnce(Attention) -> Attention,
+) -> Result<PlanRecord, Error> {
+    let attention = Attention::new(dtype, 32, 8, dim, Queries::each(1, 512), Keys::each(2048)).causal();
+    ctx.explain_attention(&with(attention))
+}
+
+/// Decoding of one query of 32 heads that share a head of keys.
+fn decode_of(ctx: &Context, dtype: DType, dim: usize) -> Result<PlanRecord, Error> {
+    ctx.explain_attention(&Attention::new(dtype, 64, 1, dim, Queries::each(1, 1), Keys::each(8192)))
+}
+
+fn gemm(ctx: &Context, format: &str, m: usize, dtype: DType, precision: XPrecision) -> Result<PlanRecord, Error> {
+    let weight = ctx.describe_weight(format.parse()?, 4096, 4096)?;
+    ctx.explain(&weight.problem(m).x_dtype(dtype).x_precision(precision))
+}
+
+fn indexer(ctx: &Context, format: KvFormat) -> Result<PlanRecord, Error> {
+    ctx.explain_indexer(&Indexer::new(format, 512, 64, 128, 8192))
+}
+
+/// Problems by name, for both 16-bit types.
+const PROBLEMS: &[(&str, Explain)] = &[
+    ("attention prefill", |ctx, dtype| prefill(ctx, dtype, |attention| attention)),
+    ("attention prefill, mask", |ctx, dtype| prefill(ctx, dtype, |attention| attention.mask(MaskBits::of_tokens()))),
+    ("attention prefill, sinks", |ctx, dtype| prefill(ctx, dtype, Attention::sinks)),
+    ("attention prefill, e4m3", |ctx, dtype| prefill(ctx, dtype, |a| a.kv_format(KvFormat::E4M3))),
+    ("attention prefill, q8_0", |ctx, dtype| prefill(ctx, dtype, |a| a.kv_format(KvFormat::Q8_0))),
+    ("attention prefill, q4_0", |ctx, dtype| prefill(ctx, dtype, |a| a.kv_format(KvFormat::Q4_0))),
+    ("attention prefill, q8_0, batch-invariant", |ctx, dtype| {
+        prefill(ctx, dtype, |a| a.kv_format(KvFormat::Q8_0).batch_invariant())
+    }),
+    ("attention prefill, unaligned", |ctx, dtype| {
+        prefill(ctx, dtype, |attention| attention.alignment(2).kv_alignment(2))
+    }),
+    ("attention prefill, D 256", |ctx, dtype| prefill_of(ctx, dtype, 256, |attention| attention)),
+    ("attention prefill, D 256, mask", |ctx, dtype| prefill_of(ctx, dtype, 256, |a| a.mask(MaskBits::of_tokens()))),
+    ("attention decode", |ctx, dtype| decode_of(ctx, dtype, 128)),
+    ("attention decode, D 256", |ctx, dtype| decode_of(ctx, dtype, 256)),
+    ("gemm q4_k, 16 tokens", |ctx, dtype| gemm(ctx, "q4_k", 16, dtype, XPrecision::Auto)),
+    ("gemm q4_k, 512 tokens", |ctx, dtype| gemm(ctx, "q4_k", 512, dtype, XPrecision::Auto)),
+    ("gemm f16, 512 tokens", |ctx, dtype| gemm(ctx, "f16", 512, dtype, XPrecision::Auto)),
+    ("gemm bf16, 512 tokens", |ctx, dtype| gemm(ctx, "bf16", 512, dtype, XPrecision::Auto)),
+    ("gemm f32, 512 tokens", |ctx, dtype| gemm(ctx, "f32", 512, dtype, XPrecision::Auto)),
+    ("gemm q4_k, 512 tokens, exact", |ctx, dtype| gemm(ctx, "q4_k", 512, dtype, XPrecision::Exact)),
+    ("matmul", |ctx, dtype| ctx.explain_matmul(&Matmul::new([512, 4096, 4096], dtype, dtype, dtype))),
+    ("matmul, unaligned", |ctx, dtype| {
+        ctx.explain_matmul(&Matmul::new([512, 4096, 4096], dtype, dtype, dtype).alignment(2, 2))
+    }),
+    ("indexer", |ctx, dtype| indexer(ctx, KvFormat::Plain(dtype))),
+    ("indexer, e4m3", |ctx, _| indexer(ctx, KvFormat::E4M3)),
+];
+
+#[test]
+fn slow_paths_are_those_of_the_list() {
+    let mut found = BTreeMap::<String, Vec<&str>>::new();
+    for device in DEVICES {
+        let ctx = Context::open(device).expect("an emulated device");
+        for (name, explain) in PROBLEMS {
+            for dtype in [DType::F16, DType::BF16] {
+                let record = explain(&ctx, dtype).unwrap_or_else(|error| panic!("{name} {dtype} on {device}: {error}"));
+                if record.unused_math.is_some() {
+                    found.entry(format!("{name}, {dtype}")).or_default().push(&device["emu:".len()..]);
+                }
+            }
+        }
+    }
+    let listed: BTreeMap<String, Vec<&str>> = SLOW.iter().map(|(name, on)| ((*name).to_owned(), on.to_vec())).collect();
+    assert_eq!(found, listed, "slow paths and the list of them differ");
+}
