@@ -235,7 +235,8 @@ fn safetensors_are_planned_by_their_config() {
 
     let scaling = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                          "original_max_position_embeddings": 8192});
-    let llama = json!({"model_type": "llama", "num_attention_heads": HEADS, "rms_norm_eps": 1e-6, "rope_theta": 5e5,
+    let llama = json!({"model_type": "llama", "num_hidden_layers": 1, "hidden_size": HIDDEN,
+                       "intermediate_size": INNER, "num_attention_heads": HEADS, "rms_norm_eps": 1e-6, "rope_theta": 5e5,
                        "max_position_embeddings": 131072, "rope_scaling": scaling});
     config(&llama.to_string());
     let plan = plan(&ctx, folder.0.path());
@@ -270,8 +271,12 @@ fn safetensors_are_planned_by_their_config() {
 
     config(r#"{"model_type": "mamba"}"#);
     let error = ctx.plan_model(folder.0.path(), &PlanOptions::new(1)).expect_err("another architecture");
-    assert!(matches!(&error, Error::UnknownArchitecture { architecture, .. } if architecture == "mamba"), "{error}");
-    assert!(error.to_string().contains("qwen3moe"));
+    let text = error.to_string();
+    assert!(matches!(error, Error::UnservedArchitecture { .. }), "{text}");
+    assert!(text.contains("state-space layers") && text.contains("qwen3moe"), "{text}");
+    config(r#"{"model_type": "abc"}"#);
+    let error = ctx.plan_model(folder.0.path(), &PlanOptions::new(1)).expect_err("no architecture");
+    assert!(matches!(&error, Error::UnknownArchitecture { architecture, .. } if architecture == "abc"), "{error}");
 }
 
 /// Every product has two gradients, each after its inputs, with its own memory.

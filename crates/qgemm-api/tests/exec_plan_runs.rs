@@ -255,11 +255,37 @@ fn a_step_is_its_operations() {
 fn a_step_of_the_callers_is_named() {
     let folder = Folder::new();
     let ctx = Context::open("cpu").expect("always there");
-    let mut mixed = dense(1);
-    mixed.iter_mut().filter(|(name, ..)| name.ends_with("ffn_up.weight")).for_each(|tensor| tensor.2 = "q8_0");
-    let mut program = Program::new(&ctx, &folder.model("llama", &mixed), &PlanOptions::new(1));
-    let refused = program.loaded.step(&ctx.default_stream(), &mut program.arena, &program.weights);
+    let mut mixed = of_experts(1);
+    mixed.iter_mut().filter(|(name, ..)| name.ends_with("ffn_up_exps.weight")).for_each(|tensor| tensor.2 = "q8_0");
+    let model = folder.model("qwen3moe", &mixed);
+    let plan = ctx.plan_model(&model, &PlanOptions::new(1)).expect("it is served");
+    let plan = ctx.load_exec_plan(plan, &open_model(&model).expect("a model")).expect("it fits");
+    let refused = plan.check_step();
     assert!(matches!(&refused, Err(Error::CallersStep { step }) if step == "multiply: blk.0.ffn"), "{refused:?}");
+}
+
+/// Gate and up of two formats are a pair in f16, with the values of
+/// the file.
+#[test]
+fn gate_and_up_may_differ_in_format() {
+    let folder = Folder::new();
+    let ctx = Context::open("cpu").expect("always there");
+    let logits = |role: &str, format: &'static str| {
+        let mut tensors = dense(1);
+        tensors.iter_mut().filter(|(name, ..)| name.contains("ffn_")).for_each(|tensor| tensor.2 = "f16");
+        tensors.iter_mut().filter(|(name, ..)| name.contains(role)).for_each(|tensor| tensor.2 = format);
+        let mut program = Program::new(&ctx, &folder.model("llama", &tensors), &PlanOptions::new(1));
+        program.step(&[7], &[1])
+    };
+    let loss = |got: &[f32], of: &[f32]| {
+        let squares = |values: &mut dyn Iterator<Item = f32>| values.map(|v| v * v).sum::<f32>();
+        squares(&mut got.iter().zip(of).map(|(a, b)| a - b)) / squares(&mut of.iter().copied())
+    };
+    let plain = logits("ffn_", "f16");
+    for role in ["ffn_gate.", "ffn_up."] {
+        let loss = loss(&logits(role, "q8_0"), &plain);
+        assert!(loss > 0.0 && loss < 1e-3, "{role}: {loss}");
+    }
 }
 
 /// Products in the arena equal separate ones, and a byte written

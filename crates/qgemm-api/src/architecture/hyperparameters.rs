@@ -149,8 +149,8 @@ fn experts(settings: &Settings<'_>, architecture: &Architecture, dense: usize) -
 mod tests {
     use serde_json::json;
 
-    use super::architecture;
     use super::*;
+    use crate::architecture::architecture;
 
     fn read(name: &str, changes: &[(&str, serde_json::Value)]) -> Result<Hyperparameters, Error> {
         let mut config = json!({

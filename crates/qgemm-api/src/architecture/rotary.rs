@@ -105,8 +105,8 @@ fn scaling(settings: &Settings<'_>, numbers: &Hyperparameters) -> Result<RotaryS
 mod tests {
     use serde_json::{Value, json};
 
-    use super::architecture;
     use super::*;
+    use crate::architecture::architecture;
 
     fn read(changes: &[(&str, Value)]) -> Result<RotarySettings, Error> {
         let mut config = json!({ "model_type": "llama" });

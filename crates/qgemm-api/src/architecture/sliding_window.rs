@@ -74,8 +74,8 @@ fn listed(settings: &Settings<'_>, types: &[&str], layers: usize) -> Result<Vec<
 mod tests {
     use serde_json::{Value, json};
 
-    use super::architecture;
     use super::*;
+    use crate::architecture::architecture;
 
     fn read(name: &str, config: Value) -> Result<Vec<Option<usize>>, Error> {
         let window = SlidingWindow::read(&Settings::Config(config), architecture(name)?, 4)?;

@@ -38,12 +38,19 @@ pub fn values(count: usize, seed: usize) -> Vec<f32> {
 fn write(path: &Path, architecture: &str, tensors: &[Tensor], kv_heads: usize) {
     let mut header = GgufHeader::new();
     header.metadata("general.architecture", architecture.into()).expect("a new key");
-    let counts = [
+    let layers = (0..).take_while(|i| tensors.iter().any(|(name, ..)| name.starts_with(&format!("blk.{i}."))));
+    let mut counts = vec![
+        ("block_count", layers.count()),
+        ("embedding_length", HIDDEN),
+        ("feed_forward_length", INNER),
         ("expert_used_count", 2),
         ("attention.head_count", HEADS),
         ("attention.head_count_kv", kv_heads),
         ("context_length", CONTEXT),
     ];
+    if tensors.iter().any(|(name, ..)| name.contains("_exps")) {
+        counts.push(("expert_count", EXPERTS));
+    }
     for (name, count) in counts {
         header.metadata(&format!("{architecture}.{name}"), (count as u32).into()).expect("a new key");
     }

@@ -258,7 +258,11 @@ fn write_model(path: &Path, architecture: &str, experts: Option<usize>) {
     let mut state = |name: &str, value: qgemm_api::gguf::GgufValue| header.metadata(name, value).expect("a new key");
     state("general.architecture", architecture.into());
     let counts = [
-        ("expert_used_count", 2u32),
+        ("block_count", 1u32),
+        ("embedding_length", hidden as u32),
+        ("feed_forward_length", inner as u32),
+        ("expert_count", experts.unwrap_or(0) as u32),
+        ("expert_used_count", 2),
         ("attention.head_count", 4),
         ("attention.head_count_kv", 2),
         ("context_length", 48),
