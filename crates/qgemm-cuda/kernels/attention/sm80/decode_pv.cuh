@@ -45,7 +45,7 @@ QG_DEVICE void add_values(LaneRows& rows, float (&scores)[SCORE_TILES][4], const
     const u32 lane = thread_index() % 32, g = lane / 4, t = lane % 4;
     bool is_row_by_row = false;
     if constexpr (HAS_SCALES) {
-        // Each lane checks the scales of its value.
+        // Lanes check the scales of their values.
 #pragma unroll
         for (u32 i = 0; i < SCALE_BYTES; i += 4)
             is_row_by_row = is_row_by_row || may_overflow(ld_shared(reinterpret_cast<const u32*>(v_scales + lane * SCALE_PITCH + i)));
@@ -110,7 +110,8 @@ QG_DEVICE void add_values(LaneRows& rows, float (&scores)[SCORE_TILES][4], const
             u32 low_scales[SCALES], high_scales[SCALES];
             load_scales(low_scales, v_scales + (pair * 16 + t * 2) * SCALE_PITCH);
             load_scales(high_scales, v_scales + (pair * 16 + 8 + t * 2) * SCALE_PITCH);
-            // MMA tiles per 16-byte chunk; a chunk lies within one block.
+            // MMA tiles per 16-byte chunk,
+            // which lies within one block.
             constexpr u32 CHUNK_TILES = 128 / KV_BITS / 16;
 #pragma unroll
             for (u32 chunk = 0; chunk < bytes_of(QG_V) / 16; chunk += 2) {
