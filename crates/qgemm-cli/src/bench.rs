@@ -147,6 +147,9 @@ pub struct Args {
     /// attention: with a bit mask in device memory, all bits set.
     #[arg(long)]
     pub mask_bits: bool,
+    /// attention: with a sink a head.
+    #[arg(long)]
+    pub sinks: bool,
     /// Measure all of these token counts, such as `1..256` or
     /// `1..64,80..256/16`. Fails if one takes longer than a larger
     /// one, or if one more token costs more than a tile of tokens.
@@ -426,7 +429,7 @@ impl Args {
 
     /// Options that not all operations take, and whether they are
     /// given.
-    fn given(&self) -> [(&'static str, bool); 18] {
+    fn given(&self) -> [(&'static str, bool); 19] {
         [
             ("a model", self.model.is_some()),
             ("--format", self.format.is_some()),
@@ -446,6 +449,7 @@ impl Args {
             ("--page-size", self.page_size.is_some()),
             ("--kv-format", self.kv_format.is_some()),
             ("--mask-bits", self.mask_bits),
+            ("--sinks", self.sinks),
         ]
     }
 }

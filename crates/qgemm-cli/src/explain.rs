@@ -4,7 +4,7 @@
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use qgemm_api::{Activation, Context, DType, DescribedWeight, Format, Problem, XFormat, XPrecision};
+use qgemm_api::{Activation, Context, DType, DescribedWeight, Format, KvFormat, Problem, XFormat, XPrecision};
 
 use crate::choice::{self, Sizes};
 use crate::holds::Holds;
@@ -57,6 +57,12 @@ pub struct Args {
     /// attention: with a bit mask in device memory.
     #[arg(long)]
     pub mask_bits: bool,
+    /// attention: with a sink a head.
+    #[arg(long)]
+    pub sinks: bool,
+    /// attention: format of keys and values (default: `--x-dtype`).
+    #[arg(long, value_name = "FORMAT")]
+    pub kv_format: Option<KvFormat>,
     /// experts: number of experts.
     #[arg(long, default_value_t = 32)]
     pub experts: usize,

@@ -18,7 +18,7 @@ const PHRASES: &[(&str, &str, &str)] = &[
     ("crates/", "brought to one", "normalized"),
     ("crates/qgemm-cpu/src/families/attention", "kept", "rescale factor"),
     ("crates/qgemm-cuda/kernels/entry/attention", "kept", "rescale factor"),
-    ("crates/qgemm-cuda/kernels/mainloop/attention", "kept", "rescale factor"),
+    ("crates/qgemm-cuda/kernels/attention", "kept", "rescale factor"),
     ("crates/qgemm-wgpu/shaders/attention", "kept", "rescale factor"),
     ("crates/qgemm-formats/", "what of", "the noun"),
     ("crates/qgemm-formats/", "thread block", "CTA"),

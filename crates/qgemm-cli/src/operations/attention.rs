@@ -16,7 +16,7 @@ use crate::{explain, verify};
 pub const SHAPE: &str = "BxQxSxHxGxD: sequences x queries x keys of each x heads x KV heads x head dimension";
 
 /// Options of `bench` that apply to this operation, but not to all.
-pub const BENCH_OPTIONS: &[&str] = &["--family", "--page-size", "--kv-format", "--mask-bits"];
+pub const BENCH_OPTIONS: &[&str] = &["--family", "--page-size", "--kv-format", "--mask-bits", "--sinks"];
 
 /// Default shapes: sequences, queries and keys of each, heads, KV
 /// heads and head dimension.
@@ -66,7 +66,8 @@ impl Subject {
     /// KV storage and mask in tables.
     fn format(&self, args: &Args) -> String {
         let pages = args.page_size.map_or(String::new(), |size| format!(" pages={size}"));
-        format!("{}{pages}{}", self.kv, if args.mask_bits { " mask" } else { "" })
+        let (mask, sinks) = (if args.mask_bits { " mask" } else { "" }, if args.sinks { " sinks" } else { "" });
+        format!("{}{pages}{mask}{sinks}", self.kv)
     }
 }
 
@@ -109,6 +110,7 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         .kv_format(subject.kv)
         .causal();
     let attention = if args.mask_bits { attention.mask(MaskBits::of_tokens()) } else { attention };
+    let attention = if args.sinks { attention.sinks() } else { attention };
     let plan = ctx.plan_attention(&args.family.iter().fold(attention, Attention::family))?;
     let rows = args.page_size.map_or(keys, |size| keys.next_multiple_of(size.get()));
     let of_keys = numbers(subject.kv, sequences * rows * kv_heads * dim);
@@ -123,9 +125,11 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
     let of_pages = args.page_size.map(|size| paging(ctx, sequences, keys, size)).transpose()?;
     let words = if args.mask_bits { sequences * queries * MaskBits::words(keys) } else { 0 };
     let mask = ctx.upload(&vec![u32::MAX; words])?;
+    let sinks = ctx.upload(&vec![0.5f32; if args.sinks { heads } else { 0 }])?;
     let mut d = ctx.allocate(of_queries * dtype.bytes())?;
     let mut workspace = ctx.workspace(plan.workspace_bytes())?;
     let stream = ctx.new_stream()?;
+    let has_sinks = args.sinks;
     let launch = |&place: &usize| {
         let (k, v) = &kv[place];
         let factors = subject.kv.has_factors().then(|| (&factors).into());
@@ -136,6 +140,7 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         (args.block_table, args.kv_lengths) =
             of_pages.as_ref().map(|(table, lengths)| (table.into(), lengths.into())).unzip();
         args.mask = (words > 0).then(|| (&mask).into());
+        args.sinks = has_sinks.then(|| (&sinks).into());
         plan.run(&stream, args)
     };
     let timing = time_launches(ctx, &stream, &places, args.pace(), launch)?;
@@ -183,6 +188,8 @@ pub fn explain(args: &explain::Args, ctx: &Context, sizes: &Sizes) -> anyhow::Re
     let (queries, keys) = (Queries::each(sequences, queries), keys_of(sequences, keys, args.page_size));
     let attention = Attention::new(args.x_dtype, heads, kv_heads, dim, queries, keys).causal();
     let attention = if args.mask_bits { attention.mask(MaskBits::of_tokens()) } else { attention };
+    let attention = if args.sinks { attention.sinks() } else { attention };
+    let attention = args.kv_format.into_iter().fold(attention, Attention::kv_format);
     let attention = if args.batch_invariant { attention.batch_invariant() } else { attention };
     Ok(ctx.explain_attention(&args.family.iter().fold(attention, Attention::family))?)
 }

@@ -1,9 +1,10 @@
 // Split-KV combine as a separate launch: one CTA per query and
 // head. Warps take parts in turn, a lane has eight columns.
 // The order of additions depends only on the number of parts
-// and matches `PartSums` (mainloop/attention_parts.cuh).
+// and matches `PartSums` (attention/split_kv.cuh).
 // Several parts are loaded at once to hide latency.
-#include "mainloop/attention_finish.cuh"
+#include "attention/finish.cuh"
+#include "attention/partial_result.cuh"
 
 constexpr u32 WARPS = QG_THREADS / 32, LANE_COLUMNS = 8, AT_ONCE = 4;
 

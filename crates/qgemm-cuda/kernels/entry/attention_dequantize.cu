@@ -4,7 +4,8 @@
 // thread takes eight features of a head. With pages, the
 // plain rows have a block table, too: page numbers
 // of absent pages stay invalid.
-#include "mainloop/attention_keys.cuh"
+#include "attention/numbers.cuh"
+#include "attention/problem.cuh"
 
 struct DequantizeParams {
     AttentionParams attention;

@@ -2,7 +2,7 @@
 // attention kernel: the K tiles in which a row of the
 // mask has bits. One CTA per list, one warp per tile.
 #include "atoms/bits.cuh"
-#include "mainloop/attention_tile_list.cuh"
+#include "attention/mask_tile_list.cuh"
 
 // Tiles that are classified before they are listed.
 constexpr u32 WARPS = QG_THREADS / 32, TILES_AT_ONCE = 1024, LANE_QUERIES = QG_ROWS / 32;

@@ -9,7 +9,8 @@
 #include "atoms/narrow_store.cuh"
 #include "atoms/opaque_register.cuh"
 #include "atoms/rounded.cuh"
-#include "mainloop/attention_keys.cuh"
+#include "attention/numbers.cuh"
+#include "attention/problem.cuh"
 #include "mainloop/e4m3_code.cuh"
 
 struct KvAppendParams {

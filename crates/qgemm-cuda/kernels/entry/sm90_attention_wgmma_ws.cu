@@ -4,11 +4,11 @@
 // each consumer warpgroup has 64 queries of a head.
 // CTAs are persistent: while consumers store results,
 // the producer fills the ring for the next item.
-#include "epilogue/attention_store.cuh"
+#include "attention/store.cuh"
 #include "mainloop/register_shares.cuh"
-#include "mainloop/sm90/attention_wgmma.cuh"
+#include "attention/sm90/wgmma.cuh"
 #if QG_PAGES
-#include "mainloop/sm90/attention_pages.cuh"
+#include "attention/sm90/pages.cuh"
 #endif
 
 using Registers = RegisterShares<(WARPGROUPS == 2 ? 40 : 32)>;

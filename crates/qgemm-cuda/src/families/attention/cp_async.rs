@@ -51,7 +51,7 @@ fn attend_spec(dtype: DType, dim: u32, (masked, bounded): (bool, bool), variant:
     AttentionSpec { x: KernelDType::Of(dtype), masked, bounded, ..attend }
 }
 
-/// `SharedStorage` of `entry/sm80_attention_cp_async.cu`.
+/// `SharedStorage` of `attention/sm80/prefill_work.cuh`.
 fn shared_bytes(spec: &AttentionSpec) -> u32 {
     let tiles = (ROWS + spec.keys) * spec.qk * 2 + spec.keys * spec.v * 2;
     // Absent keys, flags for infinite or NaN values, masked
@@ -114,7 +114,7 @@ pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     kernels(variant).map(move |spec| source(spec, variant))
 }
 
-/// `CpAsyncParams` in `entry/sm80_attention_cp_async.cu`.
+/// `CpAsyncParams` in `attention/sm80/prefill_work.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 struct CpAsyncParams {

@@ -27,7 +27,7 @@ const COUNTERS: usize = WorkspaceLayout::RESERVED / size_of::<u32>();
 /// keys are read too often.
 const MOST_ROWS: usize = 128;
 /// Bytes after the rings, for what the end of a CTA
-/// needs (`SharedWork` in `mainloop/attention_decode_work.cuh`).
+/// needs (`SavedWork` in `attention/sm80/decode_work.cuh`).
 const STATE_BYTES: u32 = 48;
 /// Supported head dimensions.
 const DIMS: [u32; 2] = [64, 128];

@@ -61,7 +61,7 @@ pub(super) fn has(kv: KvFormat, variant: Variant) -> bool {
 }
 
 /// Shared memory before the parked work: `ALL_RINGS` of
-/// `mainloop/sm90/attention_pairs.cuh`.
+/// `attention/sm90/pairs.cuh`.
 pub(super) fn ring_bytes() -> u32 {
     let slots = RINGS * SLOTS * TILE * (LINE + SCALES);
     // Two mbarriers and a mask for each slot.
@@ -127,7 +127,7 @@ impl Lines {
     }
 }
 
-/// `TmaParams` of `mainloop/sm90/attention_pairs.cuh`.
+/// `TmaParams` of `attention/sm90/pairs.cuh`.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct TmaParams {

@@ -64,7 +64,7 @@ fn attend_spec(dtype: DType, (qk, v): (u32, u32), is_masked: bool, variant: Vari
     AttentionSpec { x: KernelDType::Of(dtype), masked: is_masked, ..attend }
 }
 
-/// `SharedStorage` of `entry/sm70_attention_mma.cu`.
+/// `SharedStorage` of `attention/sm70/prefill_tile.cuh`.
 fn shared_bytes(spec: &AttentionSpec, variant: Variant) -> u32 {
     let (qk_pitch, v_pitch) = (spec.qk * 2 + 16, spec.v * 2 + 16);
     // On Volta keys and values share a buffer in turn.

@@ -65,7 +65,7 @@ impl Algorithm {
 /// results also switch here to matrix instructions.
 const LEAST_QUERIES: usize = 17;
 
-/// `TileBits` of `mainloop/attention_tile_bits.cuh`
+/// `TileBits` of `attention/mask_tile.cuh`
 /// for four warps: two words for each warp, and one
 /// word of 32 keys for each row.
 fn tile_bits_bytes(spec: &AttentionSpec) -> u32 {

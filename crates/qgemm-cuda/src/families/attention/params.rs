@@ -14,7 +14,7 @@ use qgemm_hal::{
 use super::super::kernel_launch::{Addresses, Params};
 use super::super::launch_params::LaunchParams;
 
-/// `AttentionParams` in `mainloop/attention_keys.cuh`.
+/// `AttentionParams` in `attention/problem.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 pub(in crate::families) struct AttentionParams {
@@ -57,7 +57,7 @@ impl Params for AttentionParams {
     }
 }
 
-/// `KernelParams` in `mainloop/attention_bits.cuh`,
+/// `KernelParams` in `attention/mask.cuh`,
 /// for kernels with a mask.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]

@@ -96,7 +96,7 @@ fn id(spec: AttentionSpec, variant: Variant) -> KernelId {
     KernelId::new(NAME, Some(variant), Spec::Attention(spec))
 }
 
-/// `SharedStorage` of `entry/attention_simt.cu`.
+/// `SharedStorage` of `attention/simt/rows.cuh`.
 fn shared_bytes(spec: &AttentionSpec) -> u32 {
     let groups = groups(spec.qk / 8);
     groups * spec.rows * (spec.qk + 2) * 4

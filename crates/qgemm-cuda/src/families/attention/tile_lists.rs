@@ -51,7 +51,7 @@ pub(super) fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
     KernelSpec { name, entry, text: crate::source::entry(entry), symbol, prelude: prelude.text(), arch_specific: false }
 }
 
-/// `ListedParams` in `mainloop/attention_tile_list.cuh`.
+/// `ListedParams` in `attention/mask_tile_list.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 pub(super) struct ListedParams {

@@ -136,7 +136,7 @@ fn stages(spec: &AttentionSpec) -> u32 {
     TILES.iter().find(|tile| (tile.qk, tile.v) == (spec.qk, spec.v)).map_or(0, |tile| tile.stages)
 }
 
-/// `AttentionRing` of `mainloop/sm90/attention_ring.cuh`.
+/// `AttentionRing` of `attention/sm90/ring.cuh`.
 fn shared_bytes(spec: &AttentionSpec) -> u32 {
     let tiles = spec.rows * spec.qk * 2 + stages(spec) * spec.keys * (spec.qk + spec.v) * 2;
     let barriers = (2 + 5 * stages(spec)) * 8;
@@ -257,7 +257,7 @@ struct MappedAttention<A> {
 }
 
 /// `TmaAttentionParams` in
-/// `mainloop/sm90/attention_ring.cuh`, without a mask.
+/// `attention/sm90/ring.cuh`, without a mask.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct TmaAttentionParams {

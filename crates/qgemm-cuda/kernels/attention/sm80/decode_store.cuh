@@ -1,7 +1,7 @@
 // Decode attention: stores rows of D.
 #pragma once
-#include "mainloop/attention_decode_work.cuh"
-#include "mainloop/attention_finish.cuh"
+#include "attention/sm80/decode_work.cuh"
+#include "attention/finish.cuh"
 
 // Rounds N results to the type of D, which is the
 // type of Q, and stores them from `element` on.

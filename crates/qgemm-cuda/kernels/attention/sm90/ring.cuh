@@ -5,7 +5,7 @@
 #include "atoms/mbarrier.cuh"
 #include "atoms/tma_batch.cuh"
 #include "atoms/tma_tensor5.cuh"
-#include "mainloop/attention_tile_list.cuh"
+#include "attention/mask_tile_list.cuh"
 
 constexpr u32 BOX = 64, WARPGROUPS = QG_WARPGROUPS, ROWS = WARPGROUPS * 64;
 constexpr u32 CONSUMERS = WARPGROUPS * 128;

@@ -3,7 +3,7 @@
 #pragma once
 #include "atoms/exp2.cuh"
 #include "atoms/max.cuh"
-#include "mainloop/attention_decode_work.cuh"
+#include "attention/sm80/decode_work.cuh"
 
 constexpr u32 MMA_K = 16, MMA_N = 8;
 constexpr u32 V_TILES = QG_V / MMA_N, SUM_PITCH = QG_V + 4;

@@ -6,7 +6,8 @@
 #pragma once
 #include "atoms/e4m3.cuh"
 #include "atoms/mma.cuh"
-#include "mainloop/attention_keys.cuh"
+#include "attention/numbers.cuh"
+#include "attention/problem.cuh"
 
 constexpr bool IS_CODES = QG_KV >= KV_E4M3, HAS_SCALES = has_scales(QG_KV);
 constexpr u32 KV_BITS = Eight<QG_KV>::BITS;

@@ -4,7 +4,7 @@
 // Otherwise warps copy row by row with cp.async,
 // in the layout that TMA would write (QG_PAGES 2).
 #pragma once
-#include "mainloop/sm90/attention_ring.cuh"
+#include "attention/sm90/ring.cuh"
 #if QG_PAGES == 2
 #include "atoms/cp_async.cuh"
 #endif

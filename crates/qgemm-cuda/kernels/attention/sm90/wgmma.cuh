@@ -3,8 +3,9 @@
 // one warpgroup computes its softmax, another one runs WGMMA.
 #pragma once
 #include "atoms/wgmma_attention.cuh"
-#include "mainloop/attention_softmax.cuh"
-#include "mainloop/sm90/attention_ring.cuh"
+#include "attention/online_softmax.cuh"
+#include "attention/qk.cuh"
+#include "attention/sm90/ring.cuh"
 
 constexpr u32 SCORES = QG_KEYS / 2, SUMS = QG_V / 2, K_STEPS = QG_QK / 16, KEY_STEPS = QG_KEYS / 16;
 

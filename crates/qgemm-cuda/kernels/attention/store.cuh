@@ -1,7 +1,7 @@
 // Attention epilogue: stores accumulators to rows of D.
 #pragma once
-#include "mainloop/attention_finish.cuh"
-#include "mainloop/attention_softmax.cuh"
+#include "attention/finish.cuh"
+#include "attention/online_softmax.cuh"
 
 // 4 × 4 transpose among four lanes:
 // lane t receives word t of each lane.

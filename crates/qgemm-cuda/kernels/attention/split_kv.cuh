@@ -4,7 +4,7 @@
 // on the arrival order. No CTA waits for another.
 #pragma once
 #include "atoms/cg_pair.cuh"
-#include "mainloop/attention_keys.cuh"
+#include "attention/problem.cuh"
 
 // Parts that contain visible keys of
 // one row, or of all rows of a CTA.

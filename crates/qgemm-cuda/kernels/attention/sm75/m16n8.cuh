@@ -3,7 +3,7 @@
 #pragma once
 #include "atoms/ldmatrix.cuh"
 #include "atoms/mma.cuh"
-#include "mainloop/attention_keys.cuh"
+#include "attention/problem.cuh"
 
 constexpr u32 WARP_ROWS = 16, ROW_TILES = 1, LANE_ROWS = 2;
 constexpr u32 MMA_K = 16, MMA_N = 8;

@@ -2,7 +2,7 @@
 // two belong to the lane's first row and two to its second.
 #pragma once
 #include "atoms/max.cuh"
-#include "mainloop/attention_keys.cuh"
+#include "attention/problem.cuh"
 
 // Rounds two numbers to the operand type.
 QG_DEVICE u32 rounded_pair(float low, float high) {

@@ -5,7 +5,7 @@
 // count, then the first key of each tile, plus MIXED_TILE
 // if some query does not attend to all keys of the tile.
 #pragma once
-#include "mainloop/attention_bits.cuh"
+#include "attention/mask.cuh"
 
 #if QG_BITS
 

@@ -4,8 +4,8 @@
 #pragma once
 #include "atoms/cp_async.cuh"
 #include "atoms/cp_async_line.cuh"
-#include "mainloop/attention_bits.cuh"
-#include "mainloop/attention_codes.cuh"
+#include "attention/mask.cuh"
+#include "attention/codes.cuh"
 
 constexpr u32 ROWS = QG_ROWS, TILE = QG_TILE, WARPS = QG_THREADS / 32;
 // KV heads of a CTA, and K tiles of a

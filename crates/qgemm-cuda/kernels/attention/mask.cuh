@@ -3,7 +3,7 @@
 // and the mask all allow it. Kernels with a mask are
 // compiled with QG_BITS; others have no mask parameter.
 #pragma once
-#include "mainloop/attention_keys.cuh"
+#include "attention/problem.cuh"
 
 #if QG_BITS
 

@@ -2,7 +2,7 @@
 // holds the mask bits of the current tile in shared memory.
 #pragma once
 #include "atoms/bits.cuh"
-#include "mainloop/attention_bits.cuh"
+#include "attention/mask.cuh"
 
 #if QG_BITS
 

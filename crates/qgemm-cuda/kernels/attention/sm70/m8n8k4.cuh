@@ -13,7 +13,7 @@
 #pragma once
 #include "atoms/mma.cuh"
 #include "atoms/mma_m8n8k4.cuh"
-#include "mainloop/attention_keys.cuh"
+#include "attention/problem.cuh"
 
 static_assert(QG_KV == DTYPE_F16, "m8n8k4 takes f16");
 

@@ -1,6 +1,6 @@
 // Decode attention: Q fragments in registers.
 #pragma once
-#include "mainloop/attention_decode_tile.cuh"
+#include "attention/sm80/decode_tile.cuh"
 
 // Q fragments of a lane. Rows beyond the last repeat
 // the last row. With eight rows, Q is operand B: a lane

@@ -2,11 +2,13 @@
 // KV head and its part of the keys (split-KV).
 #pragma once
 #if QG_PAIRS
-#include "mainloop/sm90/attention_pairs.cuh"
+#include "attention/sm90/pairs.cuh"
 #else
-#include "mainloop/attention_decode_ring.cuh"
+#include "attention/sm80/decode_ring.cuh"
 #endif
-#include "mainloop/attention_parts.cuh"
+#include "attention/finish.cuh"
+#include "attention/partial_result.cuh"
+#include "attention/split_kv.cuh"
 
 // Work index of a CTA. It depends on no earlier launch,
 // so the divisions run before griddepcontrol_wait.
