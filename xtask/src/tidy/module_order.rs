@@ -64,7 +64,6 @@ const CLOSING: &[(&str, &str, &str)] = &[
     ("crates/qgemm-hal/src/op", "dequantize", "gemm"),
     ("crates/qgemm-hal/src/op", "norm", "gemm"),
     ("crates/qgemm-hal/src/op/gemm", "workspace", "plan"),
-    ("crates/qgemm-model/src/architecture", ANY, OWN),
     ("crates/qgemm-testkit/src", ANY, "suite"),
     ("crates/qgemm-testkit/src", "weights", "gemm"),
     ("crates/qgemm-testkit/src/attention", "mask", "case"),

@@ -3,13 +3,13 @@
 use qgemm_formats::model::Model;
 use qgemm_hal::Activation;
 
+use super::description::Architecture;
 use super::hyperparameters::{ExpertNumbers, Hyperparameters};
-use super::network::{
-    ExpertTensors, FeedForward, Heads, LayerTensors, Network, Reader, WeightBytes, fingerprint, incomplete,
-};
+use super::names::TensorNames;
+use super::network::{ExpertTensors, FeedForward, Heads, LayerTensors, Matrix, Network, WeightBytes, fingerprint};
+use super::reader::{Reader, incomplete};
 use super::rotary::RotarySettings;
 use super::settings::Settings;
-use super::{Architecture, TensorNames};
 use crate::error::Error;
 
 /// Reads a decoder.
@@ -108,7 +108,7 @@ impl Decoder<'_> {
         })
     }
 
-    fn matrix(&mut self, layer: usize, part: &'static str, shape: [usize; 2]) -> Result<super::network::Matrix, Error> {
+    fn matrix(&mut self, layer: usize, part: &'static str, shape: [usize; 2]) -> Result<Matrix, Error> {
         self.reader.matrix(format!("{}{layer}.{part}", self.names.layer), part, shape)
     }
 

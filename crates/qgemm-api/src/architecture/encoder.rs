@@ -5,7 +5,8 @@ use qgemm_hal::Activation;
 
 use super::encoder_names::{EncoderNames, GGUF, HUGGING_FACE};
 use super::hyperparameters::{ACTIVATION, CONTEXT, HEADS, HIDDEN, INTERMEDIATE, LAYERS, size};
-use super::network::{FeedForward, Heads, LayerTensors, Network, Reader, fingerprint};
+use super::network::{FeedForward, Heads, LayerTensors, Network, fingerprint};
+use super::reader::Reader;
 use super::settings::{Key, Settings};
 use crate::error::Error;
 

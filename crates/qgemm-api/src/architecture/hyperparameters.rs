@@ -1,8 +1,8 @@
 //! Hyperparameters of a decoder: sizes, norms, context, window, experts.
 
+use super::description::{Architecture, Experts};
 use super::settings::{Key, Settings};
 use super::sliding_window::SlidingWindow;
-use super::{Architecture, Experts};
 use crate::error::Error;
 
 /// Layers.
@@ -150,7 +150,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::architecture::architecture;
+    use crate::architecture::served::architecture;
 
     fn read(name: &str, changes: &[(&str, serde_json::Value)]) -> Result<Hyperparameters, Error> {
         let mut config = json!({

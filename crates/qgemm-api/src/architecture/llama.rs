@@ -3,8 +3,8 @@
 
 use qgemm_hal::RotaryPairs;
 
+use super::description::{Architecture, Experts, Window};
 use super::names::HUGGING_FACE;
-use super::{Architecture, Experts, Window};
 
 /// The architecture. Converters to GGUF permute rows of Q and K,
 /// so rotary pairs are interleaved there.

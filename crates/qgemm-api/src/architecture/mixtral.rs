@@ -2,8 +2,8 @@
 
 use qgemm_hal::RotaryPairs;
 
+use super::description::{Architecture, Experts, Window};
 use super::names::MIXTRAL as NAMES;
-use super::{Architecture, Experts, Window};
 
 /// The architecture. GGUF files call it `llama`.
 pub static MIXTRAL: Architecture = Architecture {

@@ -1,6 +1,8 @@
-//! Architectures as data: one file each, and the settings that a model states.
+//! Architectures as data, one file each,
+//! and the settings that models state.
 
 mod decoder;
+mod description;
 mod encoder;
 mod encoder_names;
 mod hyperparameters;
@@ -12,7 +14,10 @@ mod network;
 mod qwen2;
 mod qwen3;
 mod qwen3moe;
+mod read;
+mod reader;
 mod rotary;
+mod served;
 mod settings;
 mod sliding_window;
 
@@ -20,135 +25,9 @@ pub use encoder::EncoderNumbers;
 pub use encoder_names::{EncoderNames, GGUF as GGUF_ENCODER, HUGGING_FACE as HUGGING_FACE_ENCODER};
 pub use hyperparameters::{ExpertNumbers, Hyperparameters};
 pub use network::Network;
+pub use served::ENCODERS;
 pub use settings::{Key, Settings};
 
-pub(crate) use names::TensorNames;
 pub(crate) use network::{ExpertTensors, FeedForward, LayerTensors, Matrix, NormTensors, fingerprint};
 pub(crate) use rotary::RotarySettings;
-
-use qgemm_hal::RotaryPairs;
-
-use crate::error::Error;
-
-/// A decoder of Llama's kind: RMSNorm before each part, rotary embedding, SwiGLU. The fields are what differs.
-#[derive(Debug)]
-pub struct Architecture {
-    /// `general.architecture` of GGUF files.
-    pub name: &'static str,
-    /// `model_type` of `config.json`.
-    pub model_type: &'static str,
-    /// Names of tensors in safetensors.
-    pub names: &'static TensorNames,
-    /// Pairs of rotary features in GGUF files; checkpoints in safetensors always have NeoX's.
-    pub gguf_rotary: RotaryPairs,
-    /// Whether query, key and value must have a bias.
-    pub qkv_bias: bool,
-    /// Whether heads of queries and keys are normalized.
-    pub head_norms: bool,
-    /// Layers with a sliding window.
-    pub window: Window,
-    /// Layers of experts.
-    pub experts: Experts,
-}
-
-impl Architecture {
-    /// Names of tensors in a GGUF file, or in safetensors.
-    pub fn names(&self, is_gguf: bool) -> &'static TensorNames {
-        if is_gguf { &names::GGUF } else { self.names }
-    }
-}
-
-/// Use of `sliding_window`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Window {
-    /// There is none.
-    None,
-    /// All layers have it, if it is stated.
-    AllLayers,
-    /// Some layers have it, if `use_sliding_window` is set.
-    SomeLayers,
-}
-
-/// Layers of experts, and weights of a token's experts. They are a softmax over all experts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Experts {
-    /// There are none.
-    None,
-    /// Weights are scaled to a sum of 1.
-    Renormalized,
-    /// Weights are scaled to a sum of 1 if `norm_topk_prob` is set.
-    AsStated,
-}
-
-/// Architectures that run.
-static SERVED: [&Architecture; 6] =
-    [&llama::LLAMA, &mistral::MISTRAL, &mixtral::MIXTRAL, &qwen2::QWEN2, &qwen3::QWEN3, &qwen3moe::QWEN3_MOE];
-
-/// Known architectures, and the operation that each needs besides.
-const UNSERVED: &[(&[&str], &str)] = &[
-    (&["qwen2moe", "qwen2_moe"], "a shared expert with a gate of its own"),
-    (&["olmoe"], "norms of queries and keys over all heads"),
-    (&["dbrx"], "LayerNorm decoders"),
-    (&["llama4"], "layers without rotary embedding, and chunked attention"),
-    (&["glm4moe", "glm4_moe", "ernie4_5-moe", "ernie4_5_moe"], "sigmoid routing with a bias, and shared experts"),
-    (&["gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n"], "a scaled embedding and gated GELU"),
-    (&["phi3", "phi4"], "fused QKV and gate·up tensors"),
-    (
-        &["phi2", "phi", "gptneox", "gpt_neox", "falcon", "stablelm", "gpt2", "starcoder2", "bloom", "mpt"],
-        "LayerNorm decoders",
-    ),
-    (&["deepseek2", "deepseek_v2", "deepseek_v3", "kimi_k2"], "multi-head latent attention and layers of experts"),
-    (&["gpt-oss", "gpt_oss"], "attention sinks and layers of experts"),
-    (&["qwen3next", "qwen3_next", "qwen35", "qwen3_5"], "the gated delta rule"),
-    (&["mamba", "mamba2", "falcon_h1", "granitehybrid", "nemotron_h", "jamba"], "state-space layers"),
-    (&["cohere", "cohere2", "command-r"], "parallel attention and scaled logits"),
-    (&["granite", "minicpm"], "scaled residuals and logits"),
-    (&["olmo2"], "norms behind attention and feed-forward parts"),
-    (&["nomic-bert", "nomic_bert", "modernbert", "roberta", "xlm-roberta"], "encoders of other kinds than BERT"),
-    (&["t5", "whisper", "bart"], "cross-attention"),
-];
-
-/// Encoders that run.
-pub const ENCODERS: [&str; 1] = ["bert"];
-
-/// Every architecture of a plan.
-pub(crate) const NAMES: &[&str] = &["llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3moe", "bert"];
-
-/// The decoder called `name`.
-///
-/// # Errors
-/// [`Error::UnservedArchitecture`] with the missing operation; [`Error::UnknownArchitecture`].
-pub(crate) fn architecture(name: &str) -> Result<&'static Architecture, Error> {
-    let is_called = |architecture: &&Architecture| [architecture.name, architecture.model_type].contains(&name);
-    if let Some(found) = SERVED.into_iter().find(is_called) {
-        return Ok(found);
-    }
-    let (architecture, served) = (name.to_owned(), NAMES);
-    match UNSERVED.iter().find(|(names, _)| names.contains(&name)) {
-        Some(&(_, missing)) => Err(Error::UnservedArchitecture { architecture, missing, served }),
-        None => Err(Error::UnknownArchitecture { architecture, served }),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_architecture_is_found_or_refused_by_name() {
-        assert_eq!(architecture("llama").expect("served").name, "llama");
-        assert_eq!(architecture("qwen3_moe").expect("served").name, "qwen3moe");
-        let moe = architecture("qwen2_moe").expect_err("not served").to_string();
-        assert!(moe.starts_with("architecture `qwen2_moe`: needs a shared expert"), "{moe}");
-        assert!(matches!(architecture("abc"), Err(Error::UnknownArchitecture { .. })));
-    }
-
-    #[test]
-    fn a_name_is_either_served_or_not() {
-        let unserved = || UNSERVED.iter().flat_map(|(names, _)| names.iter());
-        assert!(unserved().all(|name| SERVED.iter().all(|served| ![served.name, served.model_type].contains(name))));
-        assert_eq!(unserved().collect::<std::collections::BTreeSet<_>>().len(), unserved().count());
-        let names = SERVED.iter().map(|served| served.name).chain(ENCODERS);
-        assert!(names.eq(NAMES.iter().copied()));
-    }
-}
+pub(crate) use served::NAMES;

@@ -1,20 +1,12 @@
 //! [`Network`]: the tensors of a model by what reads them, and its numbers.
 
-use std::collections::HashSet;
-use std::path::Path;
-
 use qgemm_formats::model::{Model, TensorInfo, TensorKind};
 use qgemm_formats::{DType, Format};
 use qgemm_hal::Activation;
 use sha2::{Digest, Sha256};
 
-use super::decoder::decoder;
-use super::encoder::encoder;
 use super::hyperparameters::Hyperparameters;
 use super::rotary::RotarySettings;
-use super::settings::Settings;
-use super::{ENCODERS, architecture};
-use crate::error::Error;
 
 /// Layers of a model with their tensors and numbers, from the tables of contents of its files.
 ///
@@ -123,19 +115,6 @@ pub(crate) struct Matrix {
 }
 
 impl Network {
-    /// Reads the architecture of `model`, which was opened at `path`.
-    ///
-    /// # Errors
-    /// [`Error::UnknownArchitecture`] and [`Error::UnservedArchitecture`]; others that name
-    /// the setting or tensor that is missing, of another shape, or not part of the architecture.
-    pub fn read(model: &Model, path: impl AsRef<Path>) -> Result<Self, Error> {
-        let settings = Settings::read(model, path.as_ref())?;
-        match ENCODERS.contains(&settings.architecture()) {
-            true => encoder(model, &settings),
-            false => decoder(model, &settings, architecture(settings.architecture())?),
-        }
-    }
-
     /// Name of the architecture.
     pub fn architecture(&self) -> &'static str {
         self.architecture
@@ -201,176 +180,6 @@ fn line(tensor: &TensorInfo) -> String {
         TensorKind::Opaque(_) => "opaque",
     };
     format!("{}\0{kind}\0{:?}\0{}\n", tensor.name, tensor.shape, tensor.bytes)
-}
-
-pub(super) fn incomplete(what: String) -> Error {
-    Error::IncompleteModel { what }
-}
-
-/// Tensors that no step needs: constants, and scales of quantized caches.
-const IGNORED: &[&str] =
-    &[".position_ids", ".rotary_emb.inv_freq", ".k_scale", ".v_scale", ".kv_scale", ".masked_bias"];
-
-/// Endings of the tensors that make up one weight.
-const PARTS: &[&str] = &["weight", "bias"];
-
-/// Finds the tensors of a model, and remembers which.
-pub(super) struct Reader<'m> {
-    pub model: &'m Model,
-    architecture: &'static str,
-    /// Stems of the names of tensors that were found.
-    used: HashSet<String>,
-    bytes: WeightBytes,
-    /// Row scales and column orders by role and format, cached. Layers are alike, and
-    /// a plan refuses a weight that differs.
-    known: Vec<(&'static str, Format, bool, bool)>,
-}
-
-impl<'m> Reader<'m> {
-    pub fn new(model: &'m Model, architecture: &'static str) -> Self {
-        Self { model, architecture, used: HashSet::new(), bytes: WeightBytes::default(), known: Vec::new() }
-    }
-
-    pub fn has(&self, name: &str) -> bool {
-        !name.is_empty() && self.model.info(name).is_ok()
-    }
-
-    /// Tensors of a norm of `columns` features.
-    pub fn norm(&mut self, name: &str, columns: usize) -> Result<NormTensors, Error> {
-        let gamma = self.vector(name, columns)?;
-        let beta = format!("{name}.bias");
-        let beta = if self.has(&beta) { Some(self.vector(&beta, columns)?) } else { None };
-        Ok(NormTensors { gamma, beta })
-    }
-
-    /// A tensor of `len` plain numbers.
-    pub fn vector(&mut self, name: &str, len: usize) -> Result<(String, DType), Error> {
-        let info = self.model.info(name)?;
-        let TensorKind::Dense(dtype) = info.kind else {
-            return Err(incomplete(format!("expected a tensor `{name}` of plain numbers")));
-        };
-        check_shape(info, &[len])?;
-        self.used.insert(stem(&info.name).to_owned());
-        self.bytes.shared += info.bytes;
-        Ok((info.name.clone(), dtype))
-    }
-
-    /// Weight of N output and K input features.
-    pub fn matrix(&mut self, name: String, role: &'static str, [n, k]: [usize; 2]) -> Result<Matrix, Error> {
-        check_shape(self.model.info(&name)?, &[n, k])?;
-        let (matrix, bytes) = self.any_matrix(&name, role)?;
-        self.bytes.shared += bytes;
-        Ok(matrix)
-    }
-
-    /// Table of rows of `k` features, which is no product's weight.
-    pub fn table(&mut self, name: &str, k: usize) -> Result<Matrix, Error> {
-        let rows = self.model.info(name)?.shape.first().copied().unwrap_or(0);
-        check_shape(self.model.info(name)?, &[rows, k])?;
-        Ok(self.any_matrix(name, "embedding")?.0)
-    }
-
-    /// Weight of `count` experts: of one stack, or of a tensor each where the name has `{}`.
-    pub fn experts(
-        &mut self,
-        name: &str,
-        role: &'static str,
-        count: usize,
-        [n, k]: [usize; 2],
-    ) -> Result<Matrix, Error> {
-        if !name.contains("{}") {
-            check_shape(self.model.info(name)?, &[count, n, k])?;
-            let (matrix, bytes) = self.any_matrix(name, role)?;
-            self.bytes.experts += bytes;
-            return Ok(matrix);
-        }
-        let mut first = None;
-        for expert in 0..count {
-            let name = name.replace("{}", &expert.to_string());
-            check_shape(self.model.info(&name)?, &[n, k])?;
-            let (matrix, bytes) = self.any_matrix(&name, role)?;
-            self.bytes.experts += bytes;
-            first.get_or_insert(matrix);
-        }
-        first.ok_or_else(|| incomplete(format!("{name}: expected 1 expert or more")))
-    }
-
-    /// Weight and its bytes in the file.
-    fn any_matrix(&mut self, name: &str, role: &'static str) -> Result<(Matrix, usize), Error> {
-        let info = self.model.info(name)?;
-        let [.., n, k] = info.shape[..] else {
-            return Err(incomplete(format!("{name} has shape {:?}: expected a matrix", info.shape)));
-        };
-        let (format, is_quantized) = match &info.kind {
-            TensorKind::Quantized(format) => (*format, true),
-            TensorKind::Dense(dtype) => (dtype.name().parse()?, false),
-            TensorKind::Opaque(kind) => {
-                return Err(incomplete(format!("{name} is of type {kind}, for which there is no weight format")));
-            }
-        };
-        let is_gguf = !self.model.metadata().is_empty();
-        let known = self.known.iter().find(|(r, f, ..)| *r == role && *f == format).copied();
-        let (row_scale, k_order) = match (is_quantized && !is_gguf, known) {
-            (false, _) => (false, false),
-            (true, Some((_, _, row_scale, k_order))) => (row_scale, k_order),
-            (true, None) => {
-                let weight = self.model.stacked_weight(name, 0)?;
-                let found = (weight.row_scale().is_some(), weight.k_order().is_some());
-                self.known.push((role, format, found.0, found.1));
-                found
-            }
-        };
-        self.used.insert(stem(&info.name).to_owned());
-        let bias_name = format!("{}.bias", stem(name));
-        let bias = match self.model.info(&bias_name) {
-            Ok(TensorInfo { kind: TensorKind::Dense(dtype), shape, .. }) if shape[..] == [n] => {
-                Some((bias_name, *dtype))
-            }
-            Ok(other) => return Err(wrong_shape(other, &[n])),
-            Err(_) => None,
-        };
-        Ok((Matrix { tensor: info.name.clone(), format, n, k, row_scale, k_order, bias }, info.bytes))
-    }
-
-    /// Counts the tensors whose names begin like this as known.
-    pub fn ignore(&mut self, beginning: &str) {
-        let begins = self.model.tensors().iter().filter(|tensor| tensor.name.starts_with(beginning));
-        self.used.extend(begins.map(|tensor| stem(&tensor.name).to_owned()));
-    }
-
-    /// Checks that the architecture explains every tensor, and returns their bytes.
-    ///
-    /// # Errors
-    /// [`Error::UnexpectedTensor`].
-    pub fn finish(&self) -> Result<WeightBytes, Error> {
-        let is_ignored = |stem: &str| IGNORED.iter().any(|ending| stem.ends_with(ending));
-        let is_known = |name: &str| {
-            let stem = stem(name);
-            self.used.contains(stem) || is_ignored(stem) || is_ignored(name)
-        };
-        match self.model.tensors().iter().find(|tensor| !is_known(&tensor.name)) {
-            Some(TensorInfo { name, .. }) => {
-                Err(Error::UnexpectedTensor { tensor: name.clone(), architecture: self.architecture })
-            }
-            None => Ok(self.bytes),
-        }
-    }
-}
-
-/// Name without `.weight` or `.bias`.
-fn stem(name: &str) -> &str {
-    match name.rsplit_once('.') {
-        Some((stem, part)) if PARTS.contains(&part) => stem,
-        _ => name,
-    }
-}
-
-fn check_shape(info: &TensorInfo, expected: &[usize]) -> Result<(), Error> {
-    if info.shape == expected { Ok(()) } else { Err(wrong_shape(info, expected)) }
-}
-
-fn wrong_shape(info: &TensorInfo, expected: &[usize]) -> Error {
-    Error::WrongShape { tensor: info.name.clone(), expected: expected.to_vec(), got: info.shape.clone() }
 }
 
 #[cfg(test)]

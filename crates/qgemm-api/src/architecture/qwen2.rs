@@ -2,8 +2,8 @@
 
 use qgemm_hal::RotaryPairs;
 
+use super::description::{Architecture, Experts, Window};
 use super::names::HUGGING_FACE;
-use super::{Architecture, Experts, Window};
 
 /// The architecture.
 pub static QWEN2: Architecture = Architecture {

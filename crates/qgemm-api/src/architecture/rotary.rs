@@ -2,7 +2,7 @@
 
 use qgemm_hal::RotaryPairs;
 
-use super::Architecture;
+use super::description::Architecture;
 use super::hyperparameters::Hyperparameters;
 use super::settings::{Key, Settings};
 use crate::error::Error;
@@ -106,7 +106,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::architecture::architecture;
+    use crate::architecture::served::architecture;
 
     fn read(changes: &[(&str, Value)]) -> Result<RotarySettings, Error> {
         let mut config = json!({ "model_type": "llama" });

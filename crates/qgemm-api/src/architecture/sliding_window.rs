@@ -1,7 +1,7 @@
 //! Sliding window of attention, and which layers have it.
 
+use super::description::{Architecture, Window};
 use super::settings::{Key, Settings};
-use super::{Architecture, Window};
 use crate::error::Error;
 
 const KEYS: Key = Key { gguf: "attention.sliding_window", config: &["/sliding_window"] };
@@ -75,7 +75,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::architecture::architecture;
+    use crate::architecture::served::architecture;
 
     fn read(name: &str, config: Value) -> Result<Vec<Option<usize>>, Error> {
         let window = SlidingWindow::read(&Settings::Config(config), architecture(name)?, 4)?;

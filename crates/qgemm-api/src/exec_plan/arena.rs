@@ -7,7 +7,6 @@ use std::sync::Arc;
 use qgemm_hal::{Buffer, BufferMut, BufferRef, Device, Stream};
 
 use super::file::{MemoryPlan, Region, RegionKind};
-use super::load::LoadedPlan;
 use super::mismatch::expect;
 use crate::context::Context;
 use crate::error::Error;
@@ -132,12 +131,12 @@ impl PlanArena {
         Ok(())
     }
 
-    /// The memory, in the form of `plan`.
+    /// The memory, in the form of the plan of these regions.
     ///
     /// # Errors
     /// [`Error::PlanMismatch`] when it has that of another plan.
-    pub(super) fn memory_of(&mut self, plan: &LoadedPlan) -> Result<BufferMut<'_>, Error> {
-        match Arc::ptr_eq(&self.regions, &plan.regions) {
+    pub(super) fn memory_of(&mut self, regions: &Arc<Regions>) -> Result<BufferMut<'_>, Error> {
+        match Arc::ptr_eq(&self.regions, regions) {
             true => Ok(self.buffer.view_mut()),
             false => {
                 let (at, expected, got) = ("arena", "that of the captured plan", "that of another");

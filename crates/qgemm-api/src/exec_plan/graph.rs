@@ -48,7 +48,7 @@ impl LoadedPlan {
             return Ok(None);
         }
         let (plan, weights, own) = (Arc::clone(self), Arc::clone(weights), stream.clone());
-        let memory = arena.memory_of(self)?;
+        let memory = arena.memory_of(&self.regions)?;
         let graph = qgemm_cuda::capture_lent(&**self.ctx.device(), stream, memory, move |memory| {
             plan.step_in(&own, memory, &weights)
         })?;
@@ -78,7 +78,7 @@ impl StepGraph {
     /// # Errors
     /// [`Error::Hal`] for the memory of another arena, and device errors.
     pub fn replay(&self, stream: &Stream, arena: &mut PlanArena) -> Result<(), Error> {
-        let memory = arena.memory_of(&self.plan)?;
+        let memory = arena.memory_of(&self.plan.regions)?;
         #[cfg(feature = "cuda")]
         self.graph.replay(stream, memory)?;
         #[cfg(not(feature = "cuda"))]
