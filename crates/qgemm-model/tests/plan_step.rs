@@ -7,7 +7,7 @@ use std::path::Path;
 
 use common::checkpoint::{CONTEXT, LLAMA, Recipe, VOCABULARY, write_gguf};
 use common::reference::Reference;
-use qgemm_api::{Context, DType, KvFormat, PlanOptions, XPrecision, open_model};
+use qgemm_api::{Context, DType, KvFormat, LoadedPlan, PlanOptions, XPrecision, open_model};
 use qgemm_model::{LanguageModel, Precision};
 
 const QWEN2: Recipe = Recipe { architecture: "qwen2", formats: ["q4_0", "q5_1"], qkv_bias: true, ..LLAMA };
@@ -94,5 +94,46 @@ fn caches_of_every_format_and_pages_cost_what_they_round() {
         let loss = worst(&steps(&ctx, &path, &options, &tokens), &wanted);
         assert!(loss < limit, "{format}, {page_size:?}: {loss}");
         assert!(loss > 0.0 || format == KvFormat::Plain(DType::F32), "{format} rounds");
+    }
+}
+
+/// A token's logits have the same bits, whether its step has it alone or verifies
+/// it as one of eight guesses.
+#[test]
+fn a_guess_has_the_logits_of_a_token_alone() {
+    const GUESSES: usize = 8;
+    let test = "a_guess_has_the_logits_of_a_token_alone";
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = write_gguf(folder.path(), &LLAMA);
+    let model = open_model(&path).expect("a model");
+    let tokens: Vec<u32> = (0..3 + GUESSES as u32).map(|i| i * 41 % VOCABULARY as u32).collect();
+    for device in ["cpu", "cuda:0", "emu:sm80"] {
+        let Some(ctx) = qgemm_testkit::open_or_skip(test, device) else { continue };
+        let plan = |batch: usize| {
+            let mut options = PlanOptions::new(batch);
+            (options.sequences, options.context) = (Some(1), Some(32));
+            (options.batch_invariant, options.all_logits) = (true, true);
+            ctx.load_exec_plan(ctx.plan_model(&path, &options).expect("it is served"), &model).expect("it fits")
+        };
+        let (alone, guesses) = (plan(1), plan(GUESSES));
+        let weights = guesses.load_weights(&model).expect("memory");
+        let weights = alone.load_more_weights(&model, &weights).expect("memory");
+        let stream = ctx.default_stream();
+        let mut arena = alone.arena_beside(&[&guesses]).expect("memory");
+        let mut step = |plan: &LoadedPlan, tokens: &[u32], length: usize| -> Vec<u32> {
+            plan.enter(&stream, &mut arena).expect("the same caches");
+            ctx.upload_into(tokens, arena.region_mut("tokens").expect("planned")).expect("it has room");
+            ctx.upload_into(&[length as u32], arena.region_mut("kv_lengths").expect("planned")).expect("it has room");
+            plan.step(&stream, &mut arena, &weights).expect("it runs");
+            let logits: Vec<f32> = ctx.download(arena.region("logits").expect("planned")).expect("readable");
+            logits.into_iter().map(f32::to_bits).collect()
+        };
+        let one_by_one: Vec<u32> = (0..tokens.len()).flat_map(|at| step(&alone, &tokens[at..=at], at + 1)).collect();
+        let (before, guessed) = tokens.split_at(tokens.len() - GUESSES);
+        for (at, token) in before.iter().enumerate() {
+            step(&alone, &[*token], at + 1);
+        }
+        let together = step(&guesses, guessed, tokens.len());
+        assert!(one_by_one[before.len() * VOCABULARY..] == together, "{device}");
     }
 }
