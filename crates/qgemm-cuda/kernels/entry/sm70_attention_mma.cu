@@ -4,7 +4,10 @@
 // The next K tile and the current V tile are
 // loaded meanwhile: with cp.async on Ampere, to
 // shared memory on Turing, to registers on Volta.
+#include "attention/finish.cuh"
+#include "attention/qk.cuh"
 #include "attention/sm70/prefill_not_finite.cuh"
+#include "attention/sm70/prefill_rows.cuh"
 
 // Occupancy bound where ptxas would
 // otherwise aim for one more CTA per SM and
@@ -54,7 +57,7 @@ extern "C" __global__ void QG_BOUNDS
     copy_queries(p, s, shared, head, first_query, last_query);
     // Queries of this lane. Rows beyond
     // the last repeat the last query.
-    const u32 own_row = first_row();
+    const u32 own_row = warp * WARP_ROWS + Fragments::first_row(lane);
 #if QG_VARIANT >= 75
     KeyRange visible[LANE_ROWS];
 #pragma unroll
@@ -63,19 +66,10 @@ extern "C" __global__ void QG_BOUNDS
 #else
     const VisibleKeys visible = {p, s, first_query, own_row, last_query};
 #endif
-    const auto is_key_visible = [&](u32 row, u32 key) -> bool {
-#if QG_BITS
-        // The mask bits in shared memory
-        // already belong to the next tile.
-        const u32 query = least(first_query + own_row + Fragments::rows_below(row), last_query);
-        return mask_bits(p, mask_row(p, s, head, query), visible[row], key / WORD_KEYS * WORD_KEYS) >> key % WORD_KEYS & 1u;
-#else
-        return key >= visible[row].first && key < visible[row].end;
-#endif
-    };
-    Rows rows = {};
+    float sums[ROW_TILES * FEATURE_TILES][TILE_SUMS] = {};
+    float row_max[LANE_ROWS], row_sum[LANE_ROWS] = {};
 #pragma unroll
-    for (u32 row = 0; row < LANE_ROWS; row++) rows.row_max[row] = minus_infinity();
+    for (u32 row = 0; row < LANE_ROWS; row++) row_max[row] = minus_infinity();
     const float factor = key_factor(p, kv_head);
 
     Operands operands;
@@ -94,6 +88,7 @@ extern "C" __global__ void QG_BOUNDS
 
         float scores[ROW_TILES * KEY_TILES][TILE_SUMS] = {};
         multiply_keys(scores, operands);
+
 #if QG_BITS
         bool all_visible = TileBits<QG_ROWS>::is_full(shared.tiles, tile);
 #else
@@ -115,17 +110,57 @@ extern "C" __global__ void QG_BOUNDS
             bits[i % LANE_ROWS][word] = ld_shared(&shared.tiles.of_row[row][word]) & present[word];
         }
 #endif
-        const auto is_hidden = [&](u32 n, u32 i) -> bool {
-            const u32 row = Fragments::row_of<KEY_TILES>(n, i), column = Fragments::key_of(n, i, lane);
+        float next_max[LANE_ROWS] = {row_max[0], row_max[1]};
+#pragma unroll
+        for (u32 row = 2; row < LANE_ROWS; row++) next_max[row] = row_max[row];
+#pragma unroll
+        for (u32 n = 0; n < ROW_TILES * KEY_TILES; n++) {
+#pragma unroll
+            for (u32 i = 0; i < TILE_SUMS; i++) {
+                float& score = scores[n][i];
+                const u32 row = Fragments::row_of<KEY_TILES>(n, i);
+                score = bounded(p, score * factor);
 #if QG_BITS
-            return !(bits[row][Fragments::first_key(n) / WORD_KEYS] >> column % WORD_KEYS & 1u);
+                const u32 column = Fragments::key_of(n, i, lane);
+                if (!(bits[row][Fragments::first_key(n) / WORD_KEYS] >> column % WORD_KEYS & 1u)) score = minus_infinity();
 #else
-            if (all_visible) return false;
-            const u32 key = tile + column;
-            return !is_key_visible(row, key) || !(present[column / 32] >> column % 32 & 1u);
+                if (!all_visible) {
+                    const u32 column = Fragments::key_of(n, i, lane), key = tile + column;
+                    const bool is_visible = key >= visible[row].first && key < visible[row].end;
+                    if (!is_visible || !(present[column / 32] >> column % 32 & 1u)) score = minus_infinity();
+                }
 #endif
-        };
-        softmax_step(rows, scores, p, factor, is_hidden);
+                next_max[row] = score > next_max[row] ? score : next_max[row];
+            }
+        }
+        float rescale[LANE_ROWS], base[LANE_ROWS];
+#pragma unroll
+        for (u32 row = 0; row < LANE_ROWS; row++) {
+#pragma unroll
+            for (u32 i = 0; i < 2; i++) {
+                const float other = shfl_xor(next_max[row], Fragments::SAME_ROWS[i]);
+                next_max[row] = other > next_max[row] ? other : next_max[row];
+            }
+            // Avoid (−inf) − (−inf) = NaN when a row is fully masked.
+            base[row] = next_max[row] == minus_infinity() ? 0.0f : next_max[row];
+            rescale[row] = ex2_approx(row_max[row] - base[row]);
+            row_max[row] = next_max[row];
+            row_sum[row] *= rescale[row];
+        }
+#pragma unroll
+        for (u32 n = 0; n < ROW_TILES * KEY_TILES; n++) {
+#pragma unroll
+            for (u32 i = 0; i < TILE_SUMS; i++) {
+                const u32 row = Fragments::row_of<KEY_TILES>(n, i);
+                scores[n][i] = ex2_approx(scores[n][i] - base[row]);
+                row_sum[row] += scores[n][i];
+            }
+        }
+#pragma unroll
+        for (u32 n = 0; n < ROW_TILES * FEATURE_TILES; n++) {
+#pragma unroll
+            for (u32 i = 0; i < TILE_SUMS; i++) sums[n][i] *= rescale[Fragments::row_of<FEATURE_TILES>(n, i)];
+        }
 
         ValueCopy::end(value_copy, shared.v);
         wait_for_copies();
@@ -139,10 +174,71 @@ extern "C" __global__ void QG_BOUNDS
             zero_not_finite(shared);
             cta_barrier();
         }
-        multiply_values(rows.sums, scores, operands, lane);
-        if (!all_visible) add_not_finite(rows, p, s, shared, tile, v_base, is_key_visible);
+        multiply_values(sums, scores, operands, lane);
+        // Adds the replaced infinities and NaN
+        // to the queries that attend to them.
+        for (u32 j = 0; !all_visible && j < QG_KEYS; j++) {
+            const u32 key = tile + j;
+            if (ld_shared(&shared.not_finite[j]) == 0) continue;
+            const KeyAddress at = address_of_key(p, s, key);
+            const u8* from = v_base + (at.page * p.at.v_page + at.row * p.at.v_token) * 2;
+#if QG_BITS
+            // The mask bits in shared memory
+            // already belong to the next tile.
+            u32 row_visible[LANE_ROWS];
+#pragma unroll
+            for (u32 i = 0; i < LANE_ROWS; i++) {
+                const u32 query = least(first_query + own_row + Fragments::rows_below(i), last_query);
+                const u8* row = mask_row(p, s, head, query);
+                row_visible[i] = mask_bits(p, row, visible[i], key / WORD_KEYS * WORD_KEYS) >> key % WORD_KEYS & 1u;
+            }
+#endif
+#pragma unroll
+            for (u32 n = 0; n < ROW_TILES * FEATURE_TILES; n++) {
+#pragma unroll
+                for (u32 i = 0; i < TILE_SUMS; i++) {
+                    const u32 column = Fragments::feature_of(n, i, lane), row = Fragments::row_of<FEATURE_TILES>(n, i);
+#if QG_BITS
+                    const bool is_visible = row_visible[row];
+#else
+                    const bool is_visible = key >= visible[row].first && key < visible[row].end;
+#endif
+                    if (!is_visible || column >= p.shape.v_dim) continue;
+                    const u32 half = ld_global_u16(from + column * 2);
+                    if (!is_finite(half)) sums[n][i] += QG_KV == DTYPE_BF16 ? bf16_to_f32(half) : f16_to_f32(half);
+                }
+            }
+        }
     }
-    store_rows(rows, p, s, head, first_query, last_query);
+
+    u8* d = reinterpret_cast<u8*>(p.at.d);
+#pragma unroll
+    for (u32 own = 0; own < LANE_ROWS; own++) {
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) row_sum[own] += shfl_xor(row_sum[own], Fragments::SAME_ROWS[i]);
+        const u32 query = first_query + own_row + Fragments::rows_below(own);
+        if (query > last_query) continue;
+        const RowEnd end = end_of_row(p, head, row_max[own], row_sum[own], 1.0f);
+        const u64 token = s.token + query;
+        u8* row = d + (token * p.at.d_token + head * p.at.d_head) * 2;
+#pragma unroll
+        for (u32 tile = 0; tile < FEATURE_TILES; tile++) {
+#pragma unroll
+            for (u32 first = 0; first < TILE_SUMS; first += 4) {
+                const u32 n = own / 2 * FEATURE_TILES + tile, i = own % 2 * 2 + first;
+                const u32 column = Fragments::feature_of(n, i, lane);
+                if (column >= p.shape.v_dim) continue;
+                const u32 pair = rounded_pair(sums[n][i] * end.scale, sums[n][i + 1] * end.scale);
+                if (p.shape.flags & QG_FLAG_D_ALIGNED) {
+                    st_global_u32(row + column * 2, pair);
+                } else {
+                    st_global_u16(row + column * 2, pair);
+                    st_global_u16(row + column * 2 + 2, pair >> 16);
+                }
+            }
+        }
+        if ((lane & (Fragments::SAME_ROWS[0] | Fragments::SAME_ROWS[1])) == 0) store_lse(p, token, head, end);
+    }
 #if QG_VARIANT >= 80
     // Without keys, the copy of Q is still in flight.
     cp_async_wait_group<0>();

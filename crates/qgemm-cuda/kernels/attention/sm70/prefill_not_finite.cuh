@@ -1,6 +1,6 @@
 // Prefill: infinities and NaN in values of mixed tiles.
 #pragma once
-#include "attention/sm70/prefill_rows.cuh"
+#include "attention/sm70/prefill_tile.cuh"
 
 QG_DEVICE bool is_finite(u32 half) {
     constexpr u32 EXPONENT = QG_KV == DTYPE_BF16 ? 0x7f80u : 0x7c00u;
@@ -27,32 +27,5 @@ QG_DEVICE void zero_not_finite(SharedStorage& shared) {
         }
         const u32 any = ballot(found);
         if (lane == 0) st_shared(&shared.not_finite[key], any);
-    }
-}
-
-// Adds the replaced infinities and NaN
-// to the queries that attend to them.
-template <class IsKeyVisible>
-QG_DEVICE void add_not_finite(Rows& rows, const KernelParams& p, const Sequence& s, const SharedStorage& shared, u32 tile,
-                              const u8* v_base, const IsKeyVisible& is_key_visible) {
-    const u32 lane = thread_index() % 32;
-    for (u32 j = 0; j < QG_KEYS; j++) {
-        const u32 key = tile + j;
-        if (ld_shared(&shared.not_finite[j]) == 0) continue;
-        const KeyAddress at = address_of_key(p, s, key);
-        const u8* from = v_base + (at.page * p.at.v_page + at.row * p.at.v_token) * 2;
-        bool is_visible[LANE_ROWS];
-#pragma unroll
-        for (u32 i = 0; i < LANE_ROWS; i++) is_visible[i] = is_key_visible(i, key);
-#pragma unroll
-        for (u32 n = 0; n < ROW_TILES * FEATURE_TILES; n++) {
-#pragma unroll
-            for (u32 i = 0; i < TILE_SUMS; i++) {
-                const u32 column = Fragments::feature_of(n, i, lane), row = Fragments::row_of<FEATURE_TILES>(n, i);
-                if (!is_visible[row] || column >= p.shape.v_dim) continue;
-                const u32 half = ld_global_u16(from + column * 2);
-                if (!is_finite(half)) rows.sums[n][i] += QG_KV == DTYPE_BF16 ? bf16_to_f32(half) : f16_to_f32(half);
-            }
-        }
     }
 }
