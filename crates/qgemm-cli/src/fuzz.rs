@@ -109,7 +109,14 @@ fn plan() -> Value {
     let path = folder.path().join("m.gguf");
     let mut header = GgufHeader::new();
     header.metadata("general.architecture", "llama".into()).expect("a new key");
-    header.metadata("llama.attention.head_count", 4u32.into()).expect("a new key");
+    let sizes = [
+        ("block_count", 1u32),
+        ("embedding_length", 64),
+        ("feed_forward_length", 64),
+        ("context_length", 64),
+        ("attention.head_count", 4),
+    ];
+    sizes.iter().for_each(|&(name, size)| header.metadata(&format!("llama.{name}"), size.into()).expect("a new key"));
     header.metadata("llama.attention.layer_norm_rms_epsilon", GgufScalar::F32(1e-5).into()).expect("a new key");
     let matrices = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
     let names = matrices.map(|role| format!("blk.0.{role}")).into_iter().chain(["token_embd".into()]);

@@ -135,7 +135,7 @@ impl Decoder<'_> {
         }
         let name = |part: &str| format!("{}{layer}.{part}", self.names.layer);
         let (gate, up, down) = (name(names.gate), name(names.up), name(names.down));
-        Ok(FeedForward::Experts(Box::new(ExpertTensors {
+        Ok(FeedForward::Experts(ExpertTensors {
             router: self.matrix(layer, names.router, [count, hidden])?,
             gate: self.reader.experts(&gate, names.gate, count, [intermediate, hidden])?,
             up: self.reader.experts(&up, names.up, count, [intermediate, hidden])?,
@@ -143,6 +143,6 @@ impl Decoder<'_> {
             experts: count,
             top_k: per_token,
             renormalized,
-        })))
+        }))
     }
 }

@@ -85,7 +85,7 @@ pub(crate) enum FeedForward {
     /// `down(activation(up))`, with an optional gate.
     Dense { gate: Option<Matrix>, up: Matrix, down: Matrix },
     /// Router and its experts.
-    Experts(Box<ExpertTensors>),
+    Experts(ExpertTensors),
 }
 
 /// Tensors of a layer of experts.

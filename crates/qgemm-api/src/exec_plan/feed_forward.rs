@@ -58,7 +58,7 @@ impl Builder<'_> {
                 Ok(d)
             }
             FeedForward::Experts(tensors) => {
-                let ExpertTensors { router, gate, up, down, experts, top_k, renormalized } = &**tensors;
+                let ExpertTensors { router, gate, up, down, experts, top_k, renormalized } = tensors;
                 let (experts, top_k) = (*experts, *top_k);
                 let logits = Buffer { dtype: DType::F32, ..self.between(&id("router_logits"), 1, router.n)? };
                 // The choice of experts does not follow from further rounding.
