@@ -38,8 +38,17 @@ pub fn model(folder: &Path) -> PathBuf {
     let format = "q8_0".parse().expect("a format");
     let mut header = GgufHeader::new();
     header.metadata("general.architecture", "llama".into()).expect("a new key");
-    header.metadata("llama.attention.head_count", 4u32.into()).expect("a new key");
-    header.metadata("llama.attention.head_count_kv", 2u32.into()).expect("a new key");
+    let sizes = [
+        ("block_count", 1),
+        ("embedding_length", hidden),
+        ("feed_forward_length", inner),
+        ("context_length", 4096),
+        ("attention.head_count", 4),
+        ("attention.head_count_kv", 2),
+    ];
+    for (name, size) in sizes {
+        header.metadata(&format!("llama.{name}"), (size as u32).into()).expect("a new key");
+    }
     header.metadata("llama.attention.layer_norm_rms_epsilon", GgufScalar::F32(1e-5).into()).expect("a new key");
     for (name, n, k) in shapes {
         header.tensor(&format!("{name}.weight"), &[n, k], format).expect("it fits");
