@@ -13,12 +13,18 @@ pub(super) struct Row {
     pub values: Vec<f64>,
     /// Sum of squares of each value's summands.
     pub energy: Vec<f64>,
+    /// Absolute error of values whose weights leave the normal numbers
+    /// of f32, as beside a large sink.
+    pub floor: Vec<f64>,
     /// Log-sum-exp.
     pub lse: f64,
     /// Largest sum of magnitudes over a visible score's summands. f32
     /// rounding of scores is relative to it.
     pub magnitude: f64,
 }
+
+/// Smallest normal number of f32.
+const LEAST: f64 = f32::MIN_POSITIVE as f64;
 
 /// All rows, `tokens × heads`; `None` for tokens of no sequence.
 pub(super) fn attend(case: &AttentionCase, q: &[f32], k: &[f32], v: &[f32]) -> Vec<Option<Row>> {
@@ -92,7 +98,8 @@ impl Inputs<'_> {
                 |most, (score, _)| if score.is_nan() { f64::NAN } else { most.max(*score) },
             );
         let (values, energy) = (vec![0.0; v_dim], vec![0.0; v_dim]);
-        let mut out = Row { values, energy, lse: f64::NEG_INFINITY, magnitude };
+        let floor = vec![LEAST; v_dim];
+        let mut out = Row { values, energy, floor, lse: f64::NEG_INFINITY, magnitude };
         if most == f64::NEG_INFINITY {
             return out;
         }
@@ -102,10 +109,13 @@ impl Inputs<'_> {
         for (score, row) in scores {
             let weight = (score - most).exp() / row_sum * factor;
             let v = &self.v[(row * kv_heads + kv_head) * v_dim..][..v_dim];
-            for ((value, energy), v) in out.values.iter_mut().zip(&mut out.energy).zip(v) {
+            for (((value, energy), floor), v) in out.values.iter_mut().zip(&mut out.energy).zip(&mut out.floor).zip(v) {
                 let part = weight * f64::from(*v);
                 *value += part;
                 *energy += part * part;
+                if v.is_finite() {
+                    *floor += LEAST * f64::from(v.abs());
+                }
             }
         }
         out.lse = most + row_sum.ln();

@@ -328,7 +328,7 @@ fn check(
     let tolerance = rounded_to(case.dtype, limit(case.dtype) + of_scores);
     let values: Vec<f64> = expected.iter().flat_map(|row| row.values.iter().copied()).collect();
     let energy: Vec<f64> = expected.iter().flat_map(|row| row.energy.iter().copied()).collect();
-    let floor = vec![0.0; values.len()];
+    let floor: Vec<f64> = expected.iter().flat_map(|row| row.floor.iter().copied()).collect();
     let comparison = compare(&got, &Expected { m: expected.len(), n: v_dim, values, energy, floor }, tolerance);
     outcome.comparison = Some(comparison);
     outcome.limit = Some(tolerance.nmse);
