@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use qgemm_hal::{Device, DeviceId, DeviceInfo, DeviceKind, Feature, HalError};
+use qgemm_hal::{Device, DeviceId, DeviceInfo, DeviceKind, HalError};
 
 use crate::error::Error;
 
@@ -130,7 +130,7 @@ const BACKENDS: &[Backend] = &[
         devices: qgemm_wgpu::devices,
         open: qgemm_wgpu::open,
         // The CPU backend is faster than an emulated GPU on the same CPU.
-        eligible_for_auto: |info| !info.features.contains(&Feature::SoftwareAdapter),
+        eligible_for_auto: |info| !info.features.contains(&qgemm_hal::Feature::SoftwareAdapter),
     },
     Backend { kind: DeviceKind::Cpu, devices: qgemm_cpu::devices, open: qgemm_cpu::open, eligible_for_auto: |_| true },
     #[cfg(feature = "emu")]
