@@ -37,25 +37,24 @@ struct Row {
     QG_DEVICE Row of_orders(const SamplingParams& p, u32 row) {
         return {word_at(p.at.orders, (u64)row * p.shape.vocabulary), p.shape.vocabulary, true};
     }
-    __device__ __forceinline__ u32 order(u32 id) const {
-        const u32 bits = ld_global_u32(words + (u64)id * 4);
-        return has_orders ? bits : order_of(bits);
-    }
+    __device__ __forceinline__ u32 word(u32 id) const { return ld_global_u32(words + (u64)id * 4); }
+    __device__ __forceinline__ u32 order(u32 id) const { return has_orders ? word(id) : order_of(word(id)); }
     // Calls `visit` with ids from `begin` on, `stride` apart,
     // and their orders.
     template <class F>
     __device__ __forceinline__ void each(u32 begin, u32 end, u32 stride, F&& visit) const {
         for (u32 first = begin; first < end; first += stride * TOGETHER) {
-            u32 orders[TOGETHER];
+            // Without a branch, all loads are in flight together.
+            u32 loaded[TOGETHER];
 #pragma unroll
             for (u32 i = 0; i < TOGETHER; i++) {
                 const u32 id = first + i * stride;
-                orders[i] = id < end ? order(id) : EXCLUDED;
+                loaded[i] = word(id < end ? id : first);
             }
 #pragma unroll
             for (u32 i = 0; i < TOGETHER; i++) {
                 const u32 id = first + i * stride;
-                if (id < end) visit(id, orders[i]);
+                if (id < end) visit(id, has_orders ? loaded[i] : order_of(loaded[i]));
             }
         }
     }
