@@ -140,7 +140,12 @@ impl OpChecks<'_> {
             }
             ("gradient", Some(weight)) => self.gradient(weight)?,
             ("gather_rows", Some(weight)) => self.gather_rows(weight)?,
-            ("routing", None) => self.record(&self.ctx.explain_routing(&op.as_routing())?)?,
+            ("routing", None) => {
+                if op.renormalized.is_none() {
+                    self.expect("renormalized", "true or false", "none")?;
+                }
+                self.record(&self.ctx.explain_routing(&op.as_routing())?)?;
+            }
             ("matmul", None) => self.record(&self.ctx.explain_matmul(&op.as_matmul()?)?)?,
             ("norm", None) => self.record(&self.ctx.explain_norm(&op.as_norm()?)?)?,
             ("kv_append", None) => {

@@ -33,7 +33,7 @@ impl PlannedOp {
     /// Problem of a `routing`.
     pub(super) fn as_routing(&self) -> Routing {
         let routing = Routing::from_logits(self.shape.m, self.shape.n, self.top_k.unwrap_or(0), DType::F32);
-        if self.renormalized == Some(false) { routing } else { routing.renormalized() }
+        if self.renormalized == Some(true) { routing.renormalized() } else { routing }
     }
 
     /// Problem of a `matmul`.

@@ -152,7 +152,6 @@ pub struct PlannedOp {
     /// Allowed rounding of X.
     pub x_precision: String,
     /// Whether the result of a token is independent of the others of its step.
-    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub batch_invariant: bool,
     /// Region of B (`matmul`).
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -210,8 +209,7 @@ pub struct PlannedOp {
     /// Experts per token.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub top_k: Option<usize>,
-    /// Whether a `routing` scales the weights of a token's experts to a sum of 1. It does if
-    /// absent.
+    /// Whether a `routing` scales the weights of a token's experts to a sum of 1.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub renormalized: Option<bool>,
     /// Work partition. Absent for operations without their own kernel.
