@@ -138,6 +138,8 @@ const PROGRAM: &[&str] = &[
     "ops/*/status",
     "ops/*/products",
     "ops/*/top_k",
+    "ops/*/renormalized",
+    "ops/*/batch_invariant",
     "ops/*/activation",
     "ops/*/x_precision",
     "ops/*/x_dtype",
