@@ -118,6 +118,7 @@ impl Engine {
     /// # Errors
     /// [`Error::NoSuchSession`].
     pub fn cancel(&mut self, id: SessionId) -> Result<(), Error> {
+        self.retire();
         let running = self.running.iter().position(|session| session.id == id).map(|at| self.running.remove(at));
         let waiting =
             || self.waiting.iter().position(|session| session.id == id).and_then(|at| self.waiting.remove(at));
@@ -152,10 +153,10 @@ impl Engine {
         self.admit();
         let chunks = self.schedule();
         // One token each: the sessions share a pass over the weights.
-        let is_single = chunks.iter().take_while(|count| **count == 1).count();
+        let singles = chunks.iter().take_while(|count| **count == 1).count();
         let mut batches: Vec<Range<usize>> = Vec::new();
-        batches.extend((is_single > 0).then_some(0..is_single));
-        batches.extend((is_single..chunks.len()).filter(|&at| chunks[at] > 0).map(|at| at..at + 1));
+        batches.extend((singles > 0).then_some(0..singles));
+        batches.extend((singles..chunks.len()).filter(|&at| chunks[at] > 0).map(|at| at..at + 1));
         for batch in batches {
             self.run(batch, &chunks)?;
         }
