@@ -99,13 +99,11 @@ impl Steps {
         let arena = prompt.arena_beside(&[&decode])?;
         let weights = Arc::new(decode.load_more_weights(&host, &weights)?);
         let sampler = Sampler::new(&ctx, sequences, model.vocabulary())?;
-        let plans = HashMap::new();
-        drop((prompt, decode));
-        Ok(Self { model: host, ctx, network, weights, precision, size, arena, plans, sampler })
+        Ok(Self { model: host, ctx, network, weights, precision, size, arena, plans: HashMap::new(), sampler })
     }
 
-    /// Runs a step of sequences with as many new tokens each. Returns the token of each
-    /// sequence that draws one, in order.
+    /// Runs a step of sequences with as many new tokens each. Those that draw a token come
+    /// first. Returns their tokens.
     ///
     /// # Errors
     /// A device error, after which the cache's new tokens are undefined; a step may be repeated.
