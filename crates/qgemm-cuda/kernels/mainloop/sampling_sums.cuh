@@ -13,7 +13,7 @@ constexpr u32 WARPS = QG_THREADS / 32;
 constexpr u32 BINS = 2048, THREAD_BINS = BINS / QG_THREADS;
 static_assert(WARPS <= 32 && BINS % QG_THREADS == 0, "a lane for each warp, whole bins for each thread");
 // Orders that a thread loads together.
-constexpr u32 TOGETHER = 16;
+constexpr u32 TOGETHER = 8;
 
 struct SharedStorage {
     u64 of_warps[32];
