@@ -3,13 +3,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use qgemm_api::{
-    Context, KvFormat, LoadedPlan, Model, Network, PlanArena, PlanOptions, PlanWeights, StepGraph, Stream,
-};
+use qgemm_api::{KvFormat, LoadedPlan, PlanArena, PlanOptions, PlanWeights, StepGraph, Stream};
 
 use crate::error::Error;
 use crate::language_model::LanguageModel;
-use crate::precision::Precision;
 use crate::sampler::{Draw, Sampled, Sampler};
 
 /// Most shapes whose plans are kept.
@@ -44,11 +41,9 @@ pub struct Sequence<'a> {
 
 /// Steps of a decoder with its cache.
 pub struct Steps {
-    ctx: Context,
-    model: Arc<Model>,
-    network: Arc<Network>,
+    model: LanguageModel,
+    /// Weights of all plans so far.
     weights: Arc<PlanWeights>,
-    precision: Precision,
     size: CacheSize,
     /// Cache and activations, in the form of the plan that ran last.
     arena: PlanArena,
@@ -88,22 +83,16 @@ impl Steps {
     /// # Errors
     /// When a step cannot be planned; a device error such as exhausted memory.
     pub fn new(model: &LanguageModel, size: CacheSize, tokens: usize, sequences: usize) -> Result<Self, Error> {
-        let ctx = model.context().clone();
-        let (host, network) = (Arc::clone(model.host()), Arc::clone(model.network()));
-        let (weights, precision) = (Arc::clone(model.weights()), model.precision());
-        let plan = |sequences, tokens| {
-            let shape = Shape { sequences, tokens, keys: size.context };
-            ctx.load_exec_plan(ctx.plan_network(&network, &options(shape, size, precision))?, &host)
-        };
-        let (prompt, decode) = (plan(1, tokens.min(size.context))?, plan(sequences, 1)?);
+        let planned = |sequences, tokens| plan(model, size, Shape { sequences, tokens, keys: size.context });
+        let (prompt, decode) = (planned(1, tokens.min(size.context))?, planned(sequences, 1)?);
         let arena = prompt.arena_beside(&[&decode])?;
-        let weights = Arc::new(decode.load_more_weights(&host, &weights)?);
-        let sampler = Sampler::new(&ctx, sequences, model.vocabulary())?;
-        Ok(Self { model: host, ctx, network, weights, precision, size, arena, plans: HashMap::new(), sampler })
+        let weights = Arc::new(decode.load_more_weights(model.host(), model.weights())?);
+        let sampler = Sampler::new(model.context(), sequences, model.vocabulary())?;
+        Ok(Self { model: model.clone(), weights, size, arena, plans: HashMap::new(), sampler })
     }
 
-    /// Runs a step of sequences with as many new tokens each. Those that draw a token come
-    /// first. Returns their tokens.
+    /// Runs a step of sequences with equally many new tokens. Sequences that draw a token come
+    /// first. Returns the tokens.
     ///
     /// # Errors
     /// A device error, after which the cache's new tokens are undefined; a step may be repeated.
@@ -116,7 +105,7 @@ impl Steps {
             let step = self.plan(shape)?;
             self.plans.insert(shape, step);
         }
-        let stream = self.ctx.default_stream();
+        let stream = self.model.context().default_stream();
         self.enter(&stream, shape)?;
         self.upload(&stream, shape, sequences)?;
         let draws: Vec<Draw<'_>> = sequences.iter().filter_map(|sequence| sequence.draw).collect();
@@ -139,11 +128,10 @@ impl Steps {
     }
 
     fn plan(&mut self, shape: Shape) -> Result<Step, Error> {
-        let plan = self.ctx.plan_network(&self.network, &options(shape, self.size, self.precision))?;
-        let plan = self.ctx.load_exec_plan(plan, &self.model)?;
+        let plan = plan(&self.model, self.size, shape)?;
         plan.prepare()?;
         // Another choice of kernels may take other weights together.
-        self.weights = Arc::new(plan.load_more_weights(&self.model, &self.weights)?);
+        self.weights = Arc::new(plan.load_more_weights(self.model.host(), &self.weights)?);
         Ok(Step { plan: Arc::new(plan), graph: None, runs: 0 })
     }
 
@@ -153,7 +141,7 @@ impl Steps {
         match plan.enter(stream, &mut self.arena) {
             Err(qgemm_api::Error::BufferTooShort { .. }) => {
                 let mut longer = plan.arena()?;
-                longer.copy_caches(&self.ctx, &self.arena)?;
+                longer.copy_caches(self.model.context(), &self.arena)?;
                 self.arena = longer;
                 self.plans.values_mut().for_each(|step| step.graph = None);
                 Ok(())
@@ -174,7 +162,7 @@ impl Steps {
         let ids: Vec<u32> = sequences.iter().flat_map(|sequence| sequence.ids).copied().collect();
         let lengths: Vec<u32> = sequences.iter().map(|sequence| sequence.length as u32).collect();
         for (region, words) in [("tokens", &ids), ("kv_lengths", &lengths), ("block_table", &table)] {
-            self.ctx.enqueue_upload(stream, words, self.arena.region_mut(region)?)?;
+            self.model.context().enqueue_upload(stream, words, self.arena.region_mut(region)?)?;
         }
         Ok(())
     }
@@ -194,10 +182,12 @@ impl Steps {
     }
 }
 
-fn options(shape: Shape, size: CacheSize, precision: Precision) -> PlanOptions {
+/// The plan of a shape.
+fn plan(model: &LanguageModel, size: CacheSize, shape: Shape) -> Result<LoadedPlan, Error> {
     let mut options = PlanOptions::new(shape.sequences * shape.tokens);
     (options.sequences, options.context) = (Some(shape.sequences), Some(shape.keys));
     (options.kv_format, options.page_size, options.pages) = (Some(size.format), Some(size.page_size), Some(size.pages));
-    precision.state(&mut options);
-    options
+    model.precision().state(&mut options);
+    let ctx = model.context();
+    Ok(ctx.load_exec_plan(ctx.plan_network(model.network(), &options)?, model.host())?)
 }

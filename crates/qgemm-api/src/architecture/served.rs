@@ -1,4 +1,5 @@
-//! Architectures by name: those that run, and what others need.
+//! Architectures by name: supported ones, and the operations that
+//! unsupported ones need.
 
 use super::description::Architecture;
 use super::{llama, mistral, mixtral, qwen2, qwen3, qwen3moe};

@@ -201,9 +201,7 @@ impl Context {
         values: &[T],
         dst: impl Into<BufferMut<'a>>,
     ) -> Result<(), Error> {
-        let dst = dst.into();
-        check_copied::<T>("destination of an upload", dst.view())?;
-        self.device.upload(stream, bytes_of(values), dst)?;
+        self.enqueue_upload(stream, values, dst)?;
         Ok(self.device.synchronize(stream)?)
     }
 

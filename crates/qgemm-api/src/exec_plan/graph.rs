@@ -19,8 +19,8 @@ pub struct StepGraph {
 }
 
 impl LoadedPlan {
-    /// Captures a step in the memory of `arena` instead of running it: see
-    /// [`StepGraph::replay`]. None on devices without graphs.
+    /// Captures a step instead of running it. [`StepGraph::replay`] then runs it in the memory
+    /// of `arena`. None on devices without graphs.
     ///
     /// Inputs stay where they are and may change between replays. The arena must not check
     /// canaries, which waits.
