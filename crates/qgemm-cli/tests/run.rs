@@ -39,7 +39,7 @@ fn an_incomplete_model_is_refused_by_what_is_missing() {
     let path = model(folder.path());
     let output = qgemm(&["run", text(&path), "Hello", "--device", "cpu"]);
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && errors.contains("the model does not state `llama."), "{errors}");
+    assert!(!output.status.success() && errors.contains("`tokenizer.ggml.tokens`"), "{errors}");
 }
 
 /// Rows of `bench`, at one repetition.
