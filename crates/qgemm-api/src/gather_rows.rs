@@ -17,7 +17,7 @@ use crate::planned::{Bound, Planned, Wanted, chosen_by_traffic, explain};
 use crate::record::{PlanRecord, Recorded};
 use crate::weight::{Memory, Weight, WeightShape};
 
-/// Embedding lookup, `D[i, :] = dequantize(W[ids[i], :])`,
+/// Embedding lookup, `D[i, :] = scale · dequantize(W[ids[i], :])`,
 /// rounded once to D's type. It is llama.cpp's `GET_ROWS` and
 /// `torch.nn.Embedding`. A description for
 /// [`Context::plan_gather_rows`].
@@ -31,6 +31,7 @@ pub struct GatherRows {
     d_dtype: DType,
     d_row_stride: Option<u64>,
     d_alignment: usize,
+    scale: f32,
 }
 
 impl GatherRows {
@@ -46,7 +47,7 @@ impl GatherRows {
     }
 
     fn of_shape(weight: WeightShape, rows: usize) -> Self {
-        Self { weight, rows, d_dtype: DType::F32, d_row_stride: None, d_alignment: WIDE_ACCESS }
+        Self { weight, rows, d_dtype: DType::F32, d_row_stride: None, d_alignment: WIDE_ACCESS, scale: 1.0 }
     }
 
     /// Element type of D.
@@ -68,6 +69,13 @@ impl GatherRows {
         self
     }
 
+    /// Factor of every element; 1 by default. Gemma scales its
+    /// embedding by the root of its features.
+    pub fn scale(mut self, factor: f32) -> Self {
+        self.scale = factor;
+        self
+    }
+
     fn check(&self) -> Result<CheckedGatherRows, Error> {
         let WeightShape { format, class, n, gated, k, stored_k, row_scale, k_order, .. } = self.weight;
         if gated {
@@ -75,10 +83,13 @@ impl GatherRows {
             return Err(Error::WrongWeight { expected, got });
         }
         check_dimension("rows", self.rows)?;
+        if !self.scale.is_finite() {
+            return Err(Error::NonFiniteScalar { name: "scale", got: self.scale });
+        }
         let (dtype, alignment) = (self.d_dtype, self.d_alignment);
         let d = Stored { name: "D", rows: self.rows, columns: k, dtype, alignment }.check(self.d_row_stride)?;
-        let rows = self.rows;
-        Ok(CheckedGatherRows { rows, table_rows: n, k, stored_k, format, class, row_scale, k_order, d })
+        let (rows, scale) = (self.rows, self.scale);
+        Ok(CheckedGatherRows { rows, table_rows: n, k, stored_k, format, class, row_scale, k_order, d, scale })
     }
 }
 

@@ -14,8 +14,8 @@ use crate::{out, text_file};
 /// Options of the command.
 #[derive(clap::Args)]
 pub struct Args {
-    /// A GGUF or safetensors model of the architectures llama, mistral,
-    /// mixtral, qwen2, qwen3, qwen3moe or bert.
+    /// A GGUF or safetensors model of an architecture that `qgemm run`
+    /// serves, or of bert.
     model: PathBuf,
     /// Tokens of a step.
     #[arg(long)]

@@ -43,6 +43,13 @@ fn a_dense_model_generates_the_same_tokens() {
 }
 
 #[test]
+fn a_model_with_second_norms_generates_the_same_tokens() {
+    let recipe =
+        Recipe { architecture: "gemma3", head_norms: true, post_norms: true, window_pattern: Some(2), ..LLAMA };
+    compare("a_model_with_second_norms_generates_the_same_tokens", &recipe);
+}
+
+#[test]
 fn a_model_with_experts_generates_the_same_tokens() {
     let recipe = Recipe { architecture: "qwen3moe", head_norms: true, experts: true, ..LLAMA };
     compare("a_model_with_experts_generates_the_same_tokens", &recipe);

@@ -4,8 +4,8 @@ mod common;
 
 use std::path::Path;
 
-use common::checkpoint::{CONTEXT, LLAMA, Recipe, VOCABULARY, WINDOW, write_gguf, write_safetensors};
-use common::reference::{Reference, argmax};
+use common::checkpoint::{CONTEXT, HIDDEN, LLAMA, Recipe, VOCABULARY, WINDOW, write_gguf, write_safetensors};
+use common::reference::{Gate, Reference, argmax};
 use common::{greedy, run_one};
 use qgemm_api::{Context, DType, KvFormat, Model, XPrecision, open_model};
 use qgemm_model::{
@@ -14,6 +14,16 @@ use qgemm_model::{
 
 const QWEN2: Recipe = Recipe { architecture: "qwen2", formats: ["q4_0", "q5_1"], qkv_bias: true, ..LLAMA };
 const QWEN3: Recipe = Recipe { architecture: "qwen3", formats: ["f16", "f16"], head_norms: true, ..LLAMA };
+const GEMMA: Recipe = Recipe { architecture: "gemma", formats: ["q8_0", "f16"], gamma_offset: true, ..LLAMA };
+const GEMMA3: Recipe = Recipe {
+    architecture: "gemma3",
+    head_norms: true,
+    post_norms: true,
+    gamma_offset: true,
+    window_pattern: Some(2),
+    rotary_base: 100.0,
+    ..LLAMA
+};
 const QWEN3_MOE: Recipe = Recipe { architecture: "qwen3moe", formats: ["q4_0", "q8_0"], experts: true, ..QWEN3 };
 
 /// Nothing is rounded but to f32.
@@ -48,6 +58,8 @@ fn architectures_compute_what_a_plain_forward_pass_does() {
         (QWEN2, false),
         (QWEN3, false),
         (QWEN3_MOE, false),
+        (GEMMA, false),
+        (GEMMA3, false),
     ] {
         let path = write_gguf(folder.path(), &recipe);
         let model = load(&path);
@@ -57,13 +69,24 @@ fn architectures_compute_what_a_plain_forward_pass_does() {
         assert!(matches!(outcome.finish, Some(Finish::MaxTokens)) && outcome.ids.len() == 24, "{outcome:?}");
 
         let opened = open_model(&path).expect("a model");
-        let reference = Reference { interleaved, ..reference(&opened, model.hyperparameters().clone()) };
+        let reference = Reference { interleaved, ..reference(&opened, model.hyperparameters().clone(), &recipe) };
         assert_best(&reference, &prompt, &outcome.ids, recipe.architecture);
     }
 }
 
-fn reference(model: &Model, numbers: Hyperparameters) -> Reference<'_> {
-    Reference { model, numbers, rotary_base: 10_000.0, interleaved: true, rounds: false }
+fn reference<'a>(model: &'a Model, numbers: Hyperparameters, recipe: &Recipe) -> Reference<'a> {
+    let plain = Reference::new(model, numbers);
+    match recipe.architecture {
+        "gemma" | "gemma3" => Reference {
+            rotary_base: recipe.rotary_base,
+            window_rotary_base: (recipe.architecture == "gemma3").then_some(10_000.0),
+            embedding_scale: (HIDDEN as f32).sqrt(),
+            gate: Gate::GeluTanh,
+            interleaved: false,
+            ..plain
+        },
+        _ => plain,
+    }
 }
 
 /// Checks that each token behind the prompt has the reference's best logit.
@@ -105,6 +128,22 @@ fn experts_in_safetensors_are_those_of_the_gguf_file() {
     assert_eq!(a.ids, b.ids);
 }
 
+/// Gammas of its checkpoints are stored less 1, and its layers have four norms.
+#[test]
+fn gemma_in_safetensors_is_that_of_the_gguf_file() {
+    for recipe in [GEMMA, GEMMA3] {
+        let recipe = Recipe { formats: ["f32", "f32"], ..recipe };
+        let [folder, checkpoint] = [0, 1].map(|_| tempfile::tempdir().expect("a folder"));
+        let gguf = load(&write_gguf(folder.path(), &recipe));
+        write_safetensors(checkpoint.path(), &recipe);
+        let safetensors = load(checkpoint.path());
+        assert_eq!(gguf.hyperparameters(), safetensors.hyperparameters());
+        let [a, b] =
+            [&gguf, &safetensors].map(|model| run_one(&mut engine(model, options()), &[65, 66, 67], greedy(16)));
+        assert_eq!(a.ids, b.ids, "{}", recipe.architecture);
+    }
+}
+
 #[test]
 fn some_layers_have_a_window() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -121,7 +160,7 @@ fn some_layers_have_a_window() {
         let windows = [0, 1].map(|layer| (layer >= window_from).then_some(WINDOW));
         assert_eq!([0, 1].map(|layer| numbers.window_of(layer)), windows);
         let ids = run_one(&mut engine(&model, options()), &prompt, greedy(16)).ids;
-        let reference = Reference { interleaved: false, ..reference(&opened, numbers) };
+        let reference = Reference { interleaved: false, ..reference(&opened, numbers, &recipe) };
         assert_best(&reference, &prompt, &ids, &format!("window from layer {window_from}"));
         all.push(ids);
     }

@@ -68,7 +68,7 @@ fn steps_compute_what_a_plain_forward_pass_does() {
         let loaded = LanguageModel::open(&ctx, &path, Precision::default()).expect("a model");
         let numbers = loaded.hyperparameters().clone();
         let opened = open_model(&path).expect("a model");
-        let reference = Reference { model: &opened, numbers, rotary_base: 10_000.0, interleaved, rounds: false };
+        let reference = Reference { interleaved, ..Reference::new(&opened, numbers) };
         let wanted = reference.logits(&[(&tokens, 0)]).remove(0);
         let loss = worst(&steps(&ctx, &path, &exact(), &tokens), &wanted);
         assert!(loss < 1e-8, "{}: {loss}", recipe.architecture);

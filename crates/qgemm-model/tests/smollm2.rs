@@ -56,7 +56,7 @@ fn below_the_best(
 
     let opened = open_model(path).expect("the model");
     let numbers = model.hyperparameters().clone();
-    let reference = Reference { model: &opened, numbers, rotary_base: 100_000.0, interleaved: true, rounds };
+    let reference = Reference { rotary_base: 100_000.0, rounds, ..Reference::new(&opened, numbers) };
     let texts: Vec<Vec<u32>> =
         prompts.iter().zip(&outcomes).map(|(prompt, outcome)| [&prompt[..], &outcome.ids].concat()).collect();
     let sequences: Vec<(&[u32], usize)> =

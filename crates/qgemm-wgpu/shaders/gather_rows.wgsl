@@ -1,7 +1,7 @@
-// Row gather (embedding look-up): D[i] = W[ids[i]].
+// Row gather (embedding look-up): D[i] = scale * W[ids[i]].
 // An invocation decodes four columns of four rows of W, of which
-// one is the id's. The ids take the binding of C, and `out_features`
-// is the number of W's rows.
+// one is the id's. The ids take the binding of C, `out_features`
+// is the number of W's rows, and `x_row` has the bits of the scale.
 
 fn put_quad(row: u32, stored: u32, four_values: vec4<f32>) {
     var values = four_values;
@@ -30,10 +30,11 @@ fn decoded(id: u32, stored: u32) -> vec4<f32> {
     var c = scaled(numbers.c, 1.0, affine);
     var e = scaled(numbers.d, 1.0, affine);
     let values = vec4<f32>(a[lane], b[lane], c[lane], e[lane]);
+    var factor = bitcast<f32>(p.x_row);
     if (has(FLAG_ROW_SCALE)) {
-        return values * row_scale[row_scale_first() + id];
+        factor *= row_scale[row_scale_first() + id];
     }
-    return values;
+    return values * factor;
 }
 
 @compute @workgroup_size(THREADS)

@@ -1,12 +1,13 @@
 //! Decoders of Llama's kind: their tensors by the names of an [`Architecture`].
 
 use qgemm_formats::model::Model;
-use qgemm_hal::Activation;
 
 use super::description::Architecture;
 use super::hyperparameters::{ExpertNumbers, Hyperparameters};
 use super::names::TensorNames;
-use super::network::{ExpertTensors, FeedForward, Heads, LayerTensors, Matrix, Network, WeightBytes, fingerprint};
+use super::network::{
+    ExpertTensors, FeedForward, Heads, LayerTensors, Matrix, Network, NormTensors, WeightBytes, fingerprint,
+};
 use super::reader::{Reader, incomplete};
 use super::rotary::RotarySettings;
 use super::settings::Settings;
@@ -30,10 +31,14 @@ pub(super) fn decoder(
         }
         Err(error) => return Err(error),
     };
-    let mut loader = Decoder { reader: Reader::new(model, architecture.name), architecture, names, numbers: &numbers };
+    let window_rotary =
+        rotary.as_ref().ok().and_then(|rotary: &RotarySettings| rotary.of_window(settings, architecture));
+    let offset = architecture.gamma_offset && !settings.is_gguf();
+    let mut loader =
+        Decoder { reader: Reader::new(model, architecture.name), architecture, names, numbers: &numbers, offset };
     let layers = (0..numbers.layers).map(|layer| loader.layer(layer)).collect::<Result<Vec<_>, _>>()?;
+    let outer_norm = loader.norm(names.output_norm, numbers.hidden)?;
     let reader = &mut loader.reader;
-    let outer_norm = reader.norm(names.output_norm, numbers.hidden)?;
     let embedding = reader.table(names.embedding, numbers.hidden)?;
     let head = match reader.has(names.head) {
         true => reader.matrix(names.head.to_owned(), "head", [embedding.n, numbers.hidden])?,
@@ -52,9 +57,12 @@ pub(super) fn decoder(
         embedding: Some(embedding),
         head: Some(head),
         pre_norm: true,
-        activation: Activation::Silu,
+        activation: architecture.activation.0,
+        embedding_scale: if architecture.scaled_embedding { (numbers.hidden as f32).sqrt() } else { 1.0 },
+        score_scale: numbers.score_scale,
         heads: Heads { heads: numbers.heads, kv_heads: numbers.kv_heads, head_dim: numbers.head_dim },
         rotary: Some(rotary),
+        window_rotary,
         rotary_factors,
         eps: numbers.eps,
         outer_norm,
@@ -71,6 +79,8 @@ struct Decoder<'a> {
     architecture: &'static Architecture,
     names: &'static TensorNames,
     numbers: &'a Hyperparameters,
+    /// Whether gammas are 1 more than their tensors.
+    offset: bool,
 }
 
 impl Decoder<'_> {
@@ -89,23 +99,42 @@ impl Decoder<'_> {
         let Ok([q, k, v]) = <[_; 3]>::try_from(qkv) else { unreachable!("three names") };
         let head_norms = match self.architecture.head_norms {
             true => {
-                let [q, k] = names.head_norms.map(|part| self.reader.norm(&name(part), head_dim));
+                let [q, k] = names.head_norms.map(|part| self.norm(&name(part), head_dim));
                 Some([q?, k?])
             }
             false => None,
         };
-        let norms = [names.attention_norm, names.ffn_norm].map(|part| self.reader.norm(&name(part), hidden));
-        let [before_attention, before_feed_forward] = norms;
+        let norms = self.norms([names.attention_norm, names.ffn_norm].map(name))?;
+        let post_norms = match self.architecture.post_norms {
+            true => Some(self.norms([names.attention_post_norm, names.ffn_post_norm].map(name))?),
+            false => None,
+        };
+        let sinks = match self.architecture.sinks {
+            true => Some(self.reader.vector(&name(names.sinks), heads)?.0),
+            false => None,
+        };
         Ok(LayerTensors {
             q,
             k,
             v,
             o: self.matrix(index, names.attention_output, [hidden, heads * head_dim])?,
-            norms: [before_attention?, before_feed_forward?],
+            norms,
+            post_norms,
             head_norms,
+            sinks,
             window: self.numbers.window_of(index),
             feed_forward: self.feed_forward(index)?,
         })
+    }
+
+    /// Norms at attention and at the feed-forward part.
+    fn norms(&mut self, [attention, feed_forward]: [String; 2]) -> Result<[NormTensors; 2], Error> {
+        let hidden = self.numbers.hidden;
+        Ok([self.norm(&attention, hidden)?, self.norm(&feed_forward, hidden)?])
+    }
+
+    fn norm(&mut self, name: &str, columns: usize) -> Result<NormTensors, Error> {
+        Ok(NormTensors { gamma_offset: self.offset, ..self.reader.norm(name, columns)? })
     }
 
     fn matrix(&mut self, layer: usize, part: &'static str, shape: [usize; 2]) -> Result<Matrix, Error> {
@@ -134,11 +163,23 @@ impl Decoder<'_> {
             return Err(incomplete(format!("{per_token} experts a token: expected 1 to {count}")));
         }
         let name = |part: &str| format!("{}{layer}.{part}", self.names.layer);
-        let (gate, up, down) = (name(names.gate), name(names.up), name(names.down));
+        let down = name(names.down);
+        let [gate, up] = match names.gate == names.up {
+            true => {
+                let pair =
+                    self.reader.interleaved_experts(&name(names.gate), names.gate, count, [intermediate, hidden])?;
+                [pair.clone(), pair]
+            }
+            false => {
+                let [gate, up] = [names.gate, names.up]
+                    .map(|part| self.reader.experts(&name(part), part, count, [intermediate, hidden]));
+                [gate?, up?]
+            }
+        };
         Ok(FeedForward::Experts(ExpertTensors {
             router: self.matrix(layer, names.router, [count, hidden])?,
-            gate: self.reader.experts(&gate, names.gate, count, [intermediate, hidden])?,
-            up: self.reader.experts(&up, names.up, count, [intermediate, hidden])?,
+            gate,
+            up,
             down: self.reader.experts(&down, names.down, count, [hidden, intermediate])?,
             experts: count,
             top_k: per_token,

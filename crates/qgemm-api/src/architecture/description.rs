@@ -1,34 +1,76 @@
 //! [`Architecture`]: what differs among decoders of Llama's kind.
 
-use qgemm_hal::RotaryPairs;
+use qgemm_hal::{Activation, RotaryPairs};
 
-use super::names::{GGUF, TensorNames};
+use super::names::{GGUF, HUGGING_FACE, TensorNames};
 
-/// A decoder of Llama's kind: RMSNorm before each part, rotary embedding, SwiGLU. The fields are what differs.
+/// A decoder of Llama's kind: RMSNorm before each part, rotary embedding, gated feed-forward parts. The fields are what
+/// differs.
 #[derive(Debug)]
 pub struct Architecture {
     /// `general.architecture` of GGUF files.
     pub name: &'static str,
     /// `model_type` of `config.json`.
     pub model_type: &'static str,
+    /// Names of tensors in GGUF files.
+    pub gguf_names: &'static TensorNames,
     /// Names of tensors in safetensors.
     pub names: &'static TensorNames,
     /// Pairs of rotary features in GGUF files; checkpoints in safetensors always have NeoX's.
     pub gguf_rotary: RotaryPairs,
+    /// Frequency base of layers with a sliding window, unless the model states one. Layers
+    /// without one have the model's.
+    pub window_rotary_base: Option<f64>,
+    /// Whether YaRN's ramp begins and ends at whole pairs, unless the model states it.
+    pub yarn_truncate: bool,
     /// Whether query, key and value must have a bias.
     pub qkv_bias: bool,
     /// Whether heads of queries and keys are normalized.
     pub head_norms: bool,
+    /// Whether each query head has a sink: a logit in the softmax denominator.
+    pub sinks: bool,
     /// Layers with a sliding window.
     pub window: Window,
+    /// Layers of the model whose GGUF file leaves out that the scale of its scores is that of
+    /// hidden features by heads.
+    pub unstated_scale_layers: Option<usize>,
+    /// Whether parts have a second norm, before their result is added.
+    pub post_norms: bool,
+    /// Whether gamma is 1 more than the tensor in safetensors. Converters to GGUF add it.
+    pub gamma_offset: bool,
+    /// Whether the embedding is scaled by the root of its features.
+    pub scaled_embedding: bool,
+    /// Activation of the gate, and its names in `config.json`.
+    pub activation: (Activation, &'static [&'static str]),
     /// Layers of experts.
     pub experts: Experts,
 }
 
 impl Architecture {
+    /// What an architecture has where its file is silent.
+    pub const BASE: Self = Self {
+        name: "",
+        model_type: "",
+        gguf_names: &GGUF,
+        names: &HUGGING_FACE,
+        gguf_rotary: RotaryPairs::Neox,
+        window_rotary_base: None,
+        yarn_truncate: true,
+        qkv_bias: false,
+        head_norms: false,
+        sinks: false,
+        window: Window::None,
+        unstated_scale_layers: None,
+        post_norms: false,
+        gamma_offset: false,
+        scaled_embedding: false,
+        activation: (Activation::Silu, &["silu"]),
+        experts: Experts::None,
+    };
+
     /// Names of tensors in a GGUF file, or in safetensors.
     pub fn names(&self, is_gguf: bool) -> &'static TensorNames {
-        if is_gguf { &GGUF } else { self.names }
+        if is_gguf { self.gguf_names } else { self.names }
     }
 }
 
@@ -41,6 +83,8 @@ pub enum Window {
     AllLayers,
     /// Some layers have it, if `use_sliding_window` is set.
     SomeLayers,
+    /// All layers but every n-th have it. The model may state another n, or list the layers.
+    AllButEvery(usize),
 }
 
 /// Layers of experts, and weights of a token's experts. They are a softmax over all experts.

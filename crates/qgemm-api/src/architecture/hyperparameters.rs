@@ -23,6 +23,8 @@ const EXPERTS: Key = Key { gguf: "expert_count", config: &["/num_experts", "/num
 const EXPERTS_PER_TOKEN: Key = Key { gguf: "expert_used_count", config: &["/num_experts_per_tok"] };
 const EXPERT_INTERMEDIATE: Key = Key { gguf: "expert_feed_forward_length", config: &["/moe_intermediate_size"] };
 const RENORMALIZED: Key = Key { gguf: "expert_weights_norm", config: &["/norm_topk_prob"] };
+const SCORE_SCALE: Key = Key { gguf: "attention.scale", config: &[] };
+const QUERY_SCALAR: Key = Key { gguf: "", config: &["/query_pre_attn_scalar"] };
 /// Activation of feed-forward parts.
 pub const ACTIVATION: Key = Key { gguf: "", config: &["/hidden_act", "/hidden_activation"] };
 
@@ -45,6 +47,8 @@ pub struct Hyperparameters {
     pub kv_heads: usize,
     /// Features of a head.
     pub head_dim: usize,
+    /// Factor of attention's scores, where it is not the root of `1 / head_dim`.
+    pub score_scale: Option<f32>,
     /// Epsilon of RMSNorm.
     pub eps: f32,
     /// Tokens that the model is made for.
@@ -88,6 +92,7 @@ impl Hyperparameters {
             heads,
             kv_heads: stated(KV_HEADS)?.unwrap_or(heads),
             head_dim,
+            score_scale: score_scale(settings, architecture, [layers, hidden, heads]),
             eps,
             context: required(CONTEXT)?,
             window: SlidingWindow::read(settings, architecture, layers)?,
@@ -105,8 +110,10 @@ impl Hyperparameters {
             heads.is_multiple_of(numbers.kv_heads),
             "a divisor of the heads",
         )?;
-        let activation = settings.text(ACTIVATION).unwrap_or("silu");
-        expect(ACTIVATION, activation.to_owned(), activation == "silu", "silu")?;
+        let (_, names) = architecture.activation;
+        if let Some(activation) = settings.text(ACTIVATION) {
+            expect(ACTIVATION, activation.to_owned(), names.contains(&activation), &names.join(" or "))?;
+        }
         Ok(numbers)
     }
 
@@ -129,6 +136,20 @@ pub fn size(settings: &Settings<'_>, key: Key) -> Result<Option<usize>, Error> {
         }),
         stated => Ok(stated),
     }
+}
+
+/// Factor of attention's scores, where it is not that of the features of a head.
+fn score_scale(
+    settings: &Settings<'_>,
+    architecture: &Architecture,
+    [layers, hidden, heads]: [usize; 3],
+) -> Option<f32> {
+    let root = |features: f64| features.sqrt().recip() as f32;
+    let stated = settings.number(SCORE_SCALE).filter(|&scale| scale > 0.0).map(|scale| scale as f32);
+    let is_unstated = settings.is_gguf() && architecture.unstated_scale_layers == Some(layers);
+    stated
+        .or_else(|| settings.number(QUERY_SCALAR).filter(|&features| features > 0.0).map(root))
+        .or_else(|| is_unstated.then(|| root(hidden as f64 / heads as f64)))
 }
 
 /// Experts of an architecture that has some, if the model states them.
@@ -171,6 +192,7 @@ mod tests {
             heads: 4,
             kv_heads: 2,
             head_dim: 16,
+            score_scale: None,
             eps: 1e-5,
             context: 512,
             window: None,

@@ -3,18 +3,14 @@
 
 use qgemm_hal::RotaryPairs;
 
-use super::description::{Architecture, Experts, Window};
-use super::names::HUGGING_FACE;
+use super::description::{Architecture, Experts};
 
 /// The architecture. Converters to GGUF permute rows of Q and K,
 /// so rotary pairs are interleaved there.
 pub static LLAMA: Architecture = Architecture {
     name: "llama",
     model_type: "llama",
-    names: &HUGGING_FACE,
     gguf_rotary: RotaryPairs::Interleaved,
-    qkv_bias: false,
-    head_norms: false,
-    window: Window::None,
     experts: Experts::Renormalized,
+    ..Architecture::BASE
 };

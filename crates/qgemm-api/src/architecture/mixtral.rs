@@ -11,8 +11,7 @@ pub static MIXTRAL: Architecture = Architecture {
     model_type: "mixtral",
     names: &NAMES,
     gguf_rotary: RotaryPairs::Interleaved,
-    qkv_bias: false,
-    head_norms: false,
     window: Window::AllLayers,
     experts: Experts::Renormalized,
+    ..Architecture::BASE
 };

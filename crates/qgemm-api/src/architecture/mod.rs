@@ -5,6 +5,8 @@ mod decoder;
 mod description;
 mod encoder;
 mod encoder_names;
+mod gemma;
+mod gemma3;
 mod hyperparameters;
 mod llama;
 mod mistral;

@@ -30,9 +30,15 @@ pub struct Network {
     pub(crate) pre_norm: bool,
     /// Activation of the feed-forward part.
     pub(crate) activation: Activation,
+    /// Factor of the embedding.
+    pub(crate) embedding_scale: f32,
+    /// Factor of attention's scores, where it is not the root of `1 / head_dim`.
+    pub(crate) score_scale: Option<f32>,
     pub(crate) heads: Heads,
     /// Rotary embedding. None in encoders; an error is the reason why it is the caller's.
     pub(crate) rotary: Option<Result<RotarySettings, String>>,
+    /// Rotary embedding of layers with a window, where it differs.
+    pub(crate) window_rotary: Option<RotarySettings>,
     /// Tensor of the divisors of rotary frequencies, if there is one.
     pub(crate) rotary_factors: Option<String>,
     /// Epsilon of norms.
@@ -61,6 +67,8 @@ pub(crate) struct Heads {
 pub(crate) struct NormTensors {
     pub gamma: (String, DType),
     pub beta: Option<(String, DType)>,
+    /// Whether gamma is 1 more than the tensor.
+    pub gamma_offset: bool,
 }
 
 /// Products of a layer.
@@ -72,8 +80,12 @@ pub(crate) struct LayerTensors {
     pub o: Matrix,
     /// Norms at attention and at the feed-forward part.
     pub norms: [NormTensors; 2],
+    /// Norms of the results of attention and of the feed-forward part, before they are added.
+    pub post_norms: Option<[NormTensors; 2]>,
     /// Norms of query and key heads.
     pub head_norms: Option<[NormTensors; 2]>,
+    /// Sinks of the query heads.
+    pub sinks: Option<String>,
     /// Keys that a query attends to at most.
     pub window: Option<usize>,
     pub feed_forward: FeedForward,
@@ -104,7 +116,8 @@ pub(crate) struct ExpertTensors {
 /// Weight of the model. For experts, the weight of one.
 #[derive(Clone, Debug)]
 pub(crate) struct Matrix {
-    /// Tensor name. For experts with their own tensors, that of the first.
+    /// Tensor name. For experts with their own tensors, that of the first. Gate and up of one
+    /// name are a stack of alternating rows.
     pub tensor: String,
     pub format: Format,
     pub n: usize,

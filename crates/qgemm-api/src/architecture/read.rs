@@ -12,7 +12,8 @@ use super::settings::Settings;
 use crate::error::Error;
 
 impl Network {
-    /// Reads the architecture of `model`, which was opened at `path`.
+    /// Reads the architecture of `model`, which was opened at `path`: gemma, gemma3, gpt-oss,
+    /// llama, mistral, mixtral, qwen2, qwen3, qwen3moe or bert, from GGUF or safetensors.
     ///
     /// # Errors
     /// [`Error::UnknownArchitecture`] and [`Error::UnservedArchitecture`]; others that name

@@ -16,6 +16,9 @@ pub(super) fn incomplete(what: String) -> Error {
 const IGNORED: &[&str] =
     &[".position_ids", ".rotary_emb.inv_freq", ".k_scale", ".v_scale", ".kv_scale", ".masked_bias"];
 
+/// Endings of a bias, behind the name of its weight.
+const BIASES: [&str; 2] = [".bias", "_bias"];
+
 /// Endings of the tensors that make up one weight.
 const PARTS: &[&str] = &["weight", "bias"];
 
@@ -45,7 +48,7 @@ impl<'m> Reader<'m> {
         let gamma = self.vector(name, columns)?;
         let beta = format!("{name}.bias");
         let beta = if self.has(&beta) { Some(self.vector(&beta, columns)?) } else { None };
-        Ok(NormTensors { gamma, beta })
+        Ok(NormTensors { gamma, beta, gamma_offset: false })
     }
 
     /// A tensor of `len` plain numbers.
@@ -100,12 +103,26 @@ impl<'m> Reader<'m> {
         first.ok_or_else(|| incomplete(format!("{name}: expected 1 expert or more")))
     }
 
+    /// Gated pairs of `count` experts in one stack of alternating rows; `n` counts those of one
+    /// half.
+    pub fn interleaved_experts(
+        &mut self,
+        name: &str,
+        role: &'static str,
+        count: usize,
+        [n, k]: [usize; 2],
+    ) -> Result<Matrix, Error> {
+        let rows = n.saturating_mul(2);
+        Ok(Matrix { n, ..self.experts(name, role, count, [rows, k])? })
+    }
+
     /// Weight and its bytes in the file.
     fn any_matrix(&mut self, name: &str, role: &'static str) -> Result<(Matrix, usize), Error> {
         let info = self.model.info(name)?;
-        let [.., n, k] = info.shape[..] else {
+        let [ref stack @ .., n, k] = info.shape[..] else {
             return Err(incomplete(format!("{name} has shape {:?}: expected a matrix", info.shape)));
         };
+        let of_bias = [stack, &[n]].concat();
         let (format, is_quantized) = match &info.kind {
             TensorKind::Quantized(format) => (*format, true),
             TensorKind::Dense(dtype) => (dtype.name().parse()?, false),
@@ -126,14 +143,15 @@ impl<'m> Reader<'m> {
             }
         };
         self.used.insert(stem(&info.name).to_owned());
-        let bias_name = format!("{}.bias", stem(name));
-        let bias = match self.model.info(&bias_name) {
-            Ok(TensorInfo { kind: TensorKind::Dense(dtype), shape, .. }) if shape[..] == [n] => {
-                Some((bias_name, *dtype))
+        let names = BIASES.map(|ending| format!("{}{ending}", stem(name)));
+        let bias = match names.iter().find_map(|name| self.model.info(name).ok()) {
+            Some(TensorInfo { kind: TensorKind::Dense(dtype), shape, name, .. }) if *shape == of_bias => {
+                Some((name.clone(), *dtype))
             }
-            Ok(other) => return Err(wrong_shape(other, &[n])),
-            Err(_) => None,
+            Some(other) => return Err(wrong_shape(other, &of_bias)),
+            None => None,
         };
+        self.used.extend(bias.iter().map(|(name, _)| stem(name).to_owned()));
         Ok((Matrix { tensor: info.name.clone(), format, n, k, row_scale, k_order, bias }, info.bytes))
     }
 

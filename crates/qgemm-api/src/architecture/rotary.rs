@@ -10,12 +10,27 @@ use crate::kv_append::RotaryScaling;
 
 const DIM: Key = Key { gguf: "rope.dimension_count", config: &[] };
 const SHARE: Key = Key { gguf: "", config: &["/partial_rotary_factor", "/rope_parameters/partial_rotary_factor"] };
-const BASE: Key = Key { gguf: "rope.freq_base", config: &["/rope_theta", "/rope_parameters/rope_theta"] };
+const BASE: Key = Key {
+    gguf: "rope.freq_base",
+    config: &["/rope_theta", "/rope_parameters/rope_theta", "/rope_parameters/full_attention/rope_theta"],
+};
+const WINDOW_BASE: Key = Key {
+    gguf: "rope.freq_base_swa",
+    config: &["/rope_local_base_freq", "/rope_parameters/sliding_attention/rope_theta"],
+};
 const KIND: Key = Key {
     gguf: "rope.scaling.type",
-    config: &["/rope_scaling/rope_type", "/rope_scaling/type", "/rope_parameters/rope_type"],
+    config: &[
+        "/rope_scaling/rope_type",
+        "/rope_scaling/type",
+        "/rope_parameters/rope_type",
+        "/rope_parameters/full_attention/rope_type",
+    ],
 };
-const FACTOR: Key = Key { gguf: "rope.scaling.factor", config: &["/rope_scaling/factor", "/rope_parameters/factor"] };
+const FACTOR: Key = Key {
+    gguf: "rope.scaling.factor",
+    config: &["/rope_scaling/factor", "/rope_parameters/factor", "/rope_parameters/full_attention/factor"],
+};
 const ORIGINAL: Key = Key {
     gguf: "rope.scaling.original_context_length",
     config: &[
@@ -30,6 +45,7 @@ const BETA_FAST: Key =
     Key { gguf: "rope.scaling.yarn_beta_fast", config: &["/rope_scaling/beta_fast", "/rope_parameters/beta_fast"] };
 const BETA_SLOW: Key =
     Key { gguf: "rope.scaling.yarn_beta_slow", config: &["/rope_scaling/beta_slow", "/rope_parameters/beta_slow"] };
+const TRUNCATE: Key = Key { gguf: "", config: &["/rope_scaling/truncate", "/rope_parameters/truncate"] };
 const AMPLITUDE: Key =
     Key { gguf: "", config: &["/rope_scaling/attention_factor", "/rope_parameters/attention_factor"] };
 const GGUF_AMPLITUDE: Key = Key { gguf: "rope.scaling.attn_factor", config: &[] };
@@ -64,7 +80,7 @@ impl RotarySettings {
         let dim = settings.count(DIM).or(share).unwrap_or(head_dim);
         let base = settings.number(BASE).unwrap_or(10_000.0);
         let pairs = if settings.is_gguf() { architecture.gguf_rotary } else { RotaryPairs::Neox };
-        let scaling = scaling(settings, numbers)?;
+        let scaling = scaling(settings, architecture, numbers)?;
         let amplitude = match scaling {
             RotaryScaling::Yarn { factor, .. } => {
                 let multiplied = settings.number(GGUF_AMPLITUDE).map(|by| by * (1.0 + 0.1 * factor.ln()));
@@ -74,9 +90,20 @@ impl RotarySettings {
         };
         Ok(Self { dim, pairs, base, scaling, amplitude })
     }
+
+    /// Settings of layers with a sliding window, where they differ: another base, and no scaling.
+    pub fn of_window(self, settings: &Settings<'_>, architecture: &Architecture) -> Option<Self> {
+        let default = architecture.window_rotary_base?;
+        let base = settings.number(WINDOW_BASE).unwrap_or(default);
+        Some(Self { base, scaling: RotaryScaling::None, amplitude: None, ..self })
+    }
 }
 
-fn scaling(settings: &Settings<'_>, numbers: &Hyperparameters) -> Result<RotaryScaling, Error> {
+fn scaling(
+    settings: &Settings<'_>,
+    architecture: &Architecture,
+    numbers: &Hyperparameters,
+) -> Result<RotaryScaling, Error> {
     let required = |key| settings.required(settings.number(key), key);
     let original = settings.count(ORIGINAL).unwrap_or(numbers.context);
     match settings.text(KIND).unwrap_or("none") {
@@ -91,7 +118,8 @@ fn scaling(settings: &Settings<'_>, numbers: &Hyperparameters) -> Result<RotaryS
         "yarn" => {
             let fast = settings.number(BETA_FAST).unwrap_or(32.0);
             let slow = settings.number(BETA_SLOW).unwrap_or(1.0);
-            Ok(RotaryScaling::Yarn { factor: required(FACTOR)?, fast, slow, original })
+            let truncate = settings.flag(TRUNCATE).unwrap_or(architecture.yarn_truncate);
+            Ok(RotaryScaling::Yarn { factor: required(FACTOR)?, fast, slow, original, truncate })
         }
         other => Err(Error::UnservedSetting {
             name: settings.name(KIND),
@@ -118,6 +146,7 @@ mod tests {
             heads: 4,
             kv_heads: 4,
             head_dim: 16,
+            score_scale: None,
             eps: 1e-5,
             context: 2048,
             window: None,
@@ -143,7 +172,7 @@ mod tests {
         let scaling = RotaryScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8192 };
         assert_eq!(read(&[("rope_scaling", llama3)]).expect("read"), RotarySettings { scaling, ..plain });
         let yarn = json!({ "type": "yarn", "factor": 4.0, "attention_factor": 1.5 });
-        let scaling = RotaryScaling::Yarn { factor: 4.0, fast: 32.0, slow: 1.0, original: 2048 };
+        let scaling = RotaryScaling::Yarn { factor: 4.0, fast: 32.0, slow: 1.0, original: 2048, truncate: true };
         let expected = RotarySettings { scaling, amplitude: Some(1.5), ..plain };
         assert_eq!(read(&[("rope_scaling", yarn)]).expect("read"), expected);
     }

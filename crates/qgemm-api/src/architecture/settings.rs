@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use qgemm_formats::model::gguf::GgufValue;
+use qgemm_formats::model::gguf::{GgufArray, GgufValue};
 use qgemm_formats::model::{Model, strict_json};
 use serde_json::Value;
 
@@ -88,6 +88,20 @@ impl<'m> Settings<'m> {
         match self {
             Self::Gguf { .. } => self.gguf(key)?.as_bool(),
             Self::Config(config) => key.config.iter().find_map(|pointer| config.pointer(pointer)?.as_bool()),
+        }
+    }
+
+    /// A list of truth values in GGUF metadata.
+    pub fn flags(&self, key: Key) -> Option<Vec<bool>> {
+        const BOOL: u32 = 7;
+        match self {
+            Self::Gguf { .. } => match self.gguf(key)? {
+                GgufValue::Array(GgufArray::Scalars { kind: BOOL, bytes }) => {
+                    Some(bytes.iter().map(|&byte| byte != 0).collect())
+                }
+                _ => None,
+            },
+            Self::Config(_) => None,
         }
     }
 

@@ -7,6 +7,7 @@ use crate::error::Error;
 const KEYS: Key = Key { gguf: "attention.sliding_window", config: &["/sliding_window"] };
 const USED: Key = Key { gguf: "attention.use_sliding_window", config: &["/use_sliding_window"] };
 const FIRST_LAYER: Key = Key { gguf: "", config: &["/max_window_layers"] };
+const PATTERN: Key = Key { gguf: "attention.sliding_window_pattern", config: &["/sliding_window_pattern"] };
 const LAYER_TYPES: Key = Key { gguf: "", config: &["/layer_types"] };
 
 /// Sliding window of some or all layers.
@@ -22,6 +23,8 @@ pub struct SlidingWindow {
 enum Layers {
     /// Layers from this one on.
     From(usize),
+    /// All layers but every n-th.
+    AllButEvery(usize),
     /// Layers with `true`.
     Listed(Vec<bool>),
 }
@@ -37,9 +40,10 @@ impl SlidingWindow {
             Window::None => return Ok(None),
             Window::AllLayers => Layers::From(0),
             Window::SomeLayers if !settings.flag(USED).unwrap_or(false) => return Ok(None),
-            Window::SomeLayers => match settings.texts(LAYER_TYPES) {
-                Some(types) => Layers::Listed(listed(settings, &types, layers)?),
-                None => Layers::From(settings.required(settings.count(FIRST_LAYER), FIRST_LAYER)?),
+            Window::SomeLayers | Window::AllButEvery(_) => match (settings.texts(LAYER_TYPES), architecture.window) {
+                (Some(types), _) => Layers::Listed(listed(settings, &types, layers)?),
+                (None, Window::AllButEvery(n)) => pattern(settings, n, layers)?,
+                (None, _) => Layers::From(settings.required(settings.count(FIRST_LAYER), FIRST_LAYER)?),
             },
         };
         Ok(Some(Self { keys, layers }))
@@ -49,9 +53,24 @@ impl SlidingWindow {
     pub fn of_layer(&self, layer: usize) -> Option<usize> {
         let has_window = match &self.layers {
             Layers::From(first) => layer >= *first,
+            Layers::AllButEvery(n) => !(layer + 1).is_multiple_of(*n),
             Layers::Listed(listed) => listed.get(layer) == Some(&true),
         };
         has_window.then_some(self.keys)
+    }
+}
+
+/// Layers by a stated pattern: every how many layers one has no window, or a flag for each layer.
+fn pattern(settings: &Settings<'_>, default: usize, layers: usize) -> Result<Layers, Error> {
+    let unserved =
+        |got: String, expected: String| Error::UnservedSetting { name: settings.name(PATTERN), got, expected };
+    match (settings.flags(PATTERN), settings.count(PATTERN)) {
+        (Some(flags), _) if flags.len() == layers => Ok(Layers::Listed(flags)),
+        (Some(flags), _) => {
+            Err(unserved(format!("a list of {}", flags.len()), format!("{layers}, one for each layer")))
+        }
+        (None, Some(0)) => Err(unserved("0".into(), "1 or more".into())),
+        (None, stated) => Ok(Layers::AllButEvery(stated.unwrap_or(default))),
     }
 }
 

@@ -12,9 +12,10 @@ use super::file::{
     RuntimeMode,
 };
 use super::layout::{Wanted, place};
+use super::post_norms::Hidden;
 use super::product::Product;
 use super::sizes::too_large;
-use crate::architecture::{LayerTensors, Network};
+use crate::architecture::{ExpertTensors, FeedForward, LayerTensors, Network};
 use crate::context::Context;
 use crate::error::Error;
 use crate::model::open_model;
@@ -92,8 +93,7 @@ impl Context {
     /// It reads the file's table of contents only. It needs this context's device or
     /// a device description. It loads no weight and compiles nothing.
     ///
-    /// Architectures: llama, mistral, mixtral, qwen2, qwen3, qwen3moe and bert, from GGUF
-    /// or safetensors.
+    /// [`Network::read`] says which architectures it serves.
     ///
     /// # Errors
     /// Errors of opening the model, of [`Network::read`], and of planning a product.
@@ -243,7 +243,12 @@ impl Builder<'_> {
     fn network(&mut self) -> Result<(), Error> {
         let network = self.network;
         let Some(first) = network.layers.first() else { return Ok(()) };
-        let mut hidden = self.embedding(first.q.k)?;
+        if self.options.train
+            && let Some(what) = network.layers.iter().find_map(untrained)
+        {
+            return Err(Error::IncompleteModel { what: format!("no training of {what}") });
+        }
+        let mut hidden = Hidden::Rows(self.embedding(first.q.k)?);
         for (i, layer) in network.layers.iter().enumerate() {
             hidden = self.layer(i, layer, hidden)?;
         }
@@ -274,11 +279,22 @@ impl Builder<'_> {
     }
 
     /// Adds a layer on `hidden`. Returns the input of the next layer.
-    fn layer(&mut self, i: usize, layer: &LayerTensors, hidden: Buffer) -> Result<Buffer, Error> {
+    fn layer(&mut self, i: usize, layer: &LayerTensors, hidden: Hidden) -> Result<Hidden, Error> {
+        match (&layer.post_norms, hidden) {
+            (Some(norms), hidden) => self.post_norm_layer(i, layer, norms, hidden),
+            (None, Hidden::Rows(rows)) => Ok(Hidden::Rows(self.residual_layer(i, layer, rows)?)),
+            (None, Hidden::Addends(..)) => {
+                Err(Error::IncompleteModel { what: format!("layer {i} lacks the second norms of the others") })
+            }
+        }
+    }
+
+    /// Adds a layer whose parts add their result as it is.
+    fn residual_layer(&mut self, i: usize, layer: &LayerTensors, hidden: Buffer) -> Result<Buffer, Error> {
         let id = |role: &str| format!("blk.{i}.{role}");
         let pre_norm = self.network.pre_norm;
         let [before, behind] = &layer.norms;
-        let qkv = self.qkv(i, layer, &hidden)?;
+        let qkv = self.qkv(i, layer, &hidden, None)?;
         let attended = self.attention(i, layer, qkv)?;
         let d = self.hidden(&id("attn_residual"), layer.o.n);
         let product = Product::new(id("attn_output"), &layer.o, attended, d.clone());
@@ -291,7 +307,8 @@ impl Builder<'_> {
                 self.norm(id("attn_norm"), before, &d, normed)?
             }
         };
-        let out = self.feed_forward(i, &layer.feed_forward, pre_norm.then_some(behind), residual)?;
+        let norm = pre_norm.then_some(behind);
+        let out = self.feed_forward(i, &layer.feed_forward, norm, residual.clone(), Some(residual))?;
         match pre_norm {
             true => Ok(out),
             false => {
@@ -400,6 +417,20 @@ impl Builder<'_> {
         self.out.ops.push(op);
         Ok(())
     }
+}
+
+/// What a layer has that no backward phase is planned for.
+fn untrained(layer: &LayerTensors) -> Option<&'static str> {
+    let of_experts = match &layer.feed_forward {
+        FeedForward::Experts(ExpertTensors { gate, up, down, .. }) => [gate, up, down].iter().any(|m| m.bias.is_some()),
+        FeedForward::Dense { .. } => false,
+    };
+    let parts = [
+        (layer.post_norms.is_some(), "layers with second norms"),
+        (layer.sinks.is_some(), "attention sinks"),
+        (of_experts, "biases of experts"),
+    ];
+    parts.into_iter().find(|(has, _)| *has).map(|(_, what)| what)
 }
 
 /// Reason why a step is the caller's.

@@ -147,7 +147,12 @@ impl OpChecks<'_> {
                 self.record(&self.ctx.explain_routing(&op.as_routing())?)?;
             }
             ("matmul", None) => self.record(&self.ctx.explain_matmul(&op.as_matmul()?)?)?,
-            ("norm", None) => self.record(&self.ctx.explain_norm(&op.as_norm()?)?)?,
+            ("norm", None) => {
+                if op.residual.is_some() != op.of_norm()?.sum.is_some() {
+                    self.expect("norm.sum", "regions of residual and sum, or none", "one of them")?;
+                }
+                self.record(&self.ctx.explain_norm(&op.as_norm()?)?)?;
+            }
             ("kv_append", None) => {
                 if op.heads.as_ref().is_none_or(|heads| heads.new_k.is_none() || heads.new_v.is_none()) {
                     self.expect("heads", "regions of new keys and new values", "none of one")?;
@@ -358,12 +363,15 @@ impl OpChecks<'_> {
         };
         check("x", &op.x, x)?;
         check("d", &op.d, d)?;
-        op.residual.iter().try_for_each(|name| check("residual", name, d))?;
+        let residual = if op.operation == "norm" { x } else { d };
+        op.residual.iter().try_for_each(|name| check("residual", name, residual))?;
         if let (Some(b), Some(dtype)) = (&op.b, &op.b_dtype) {
             check("b", b, matrix(k, n, dtype))?;
         }
         if let (Some(bias), Some(dtype)) = (&op.bias, &op.bias_dtype) {
-            check("bias", bias, matrix(1, n, dtype))?;
+            let pair = if op.weight.as_ref().is_some_and(|weight| weight.gated) { 2 } else { 1 };
+            let rows = op.weight.as_ref().and_then(|weight| weight.experts).unwrap_or(1);
+            check("bias", bias, n.checked_mul(pair).and_then(|n| matrix(rows, n, dtype)))?;
         }
         op.weight.iter().try_for_each(|weight| check("weight.region", &weight.region, Some(weight.bytes)))?;
         op.other_regions()?.into_iter().try_for_each(|(field, name, least)| check(field, name, least))?;

@@ -22,7 +22,8 @@ impl PlannedOp {
 
     /// Problem of a `gather_rows` from a table.
     pub(super) fn as_gather_rows(&self, table: &DescribedWeight) -> Result<GatherRows, Error> {
-        Ok(GatherRows::of_described(table, self.shape.m).d_dtype(self.d_dtype.parse()?))
+        let gather = GatherRows::of_described(table, self.shape.m).d_dtype(self.d_dtype.parse()?);
+        Ok(self.scale.into_iter().fold(gather, GatherRows::scale))
     }
 
     /// Problem of a `sampling`.
@@ -70,7 +71,7 @@ impl PlannedOp {
             && types(a) == types(b)
             && same_options(&a.residual, &b.residual)
             && same_options(&a.offsets, &b.offsets)
-            && a.products == b.products
+            && (a.products, a.scale) == (b.products, b.scale)
             && a.b_dtype == b.b_dtype
             && same_options(&a.router_weights, &b.router_weights)
             && (a.top_k, &a.dispatch, &a.reduction) == (b.top_k, &b.dispatch, &b.reduction)

@@ -7,6 +7,7 @@ use qgemm_hal::{Activation, XPrecision};
 use super::build::{Buffer, Builder};
 use super::file::{PlannedOp, PlannedWeight, RegionKind};
 use super::layers::LENGTHS;
+use super::post_norms::Hidden;
 use super::product::{Product, describe, known, op, planned_weight};
 use crate::architecture::Matrix;
 use crate::error::Error;
@@ -50,13 +51,21 @@ impl Builder<'_> {
     }
 
     /// Adds norm and head: logits of each sequence's last token, or of all tokens.
-    pub(super) fn head(&mut self, hidden: &Buffer) -> Result<(), Error> {
+    pub(super) fn head(&mut self, hidden: &Hidden) -> Result<(), Error> {
         let network = self.network;
         let Some(head) = &network.head else { return Ok(()) };
         let all = self.options.all_logits || self.options.train;
         let rows = if all { self.options.batch } else { self.sequences };
         let normed = Buffer { rows, ..self.activation("output_norm", head.k) };
-        let x = self.norm("output_norm".into(), &network.outer_norm, hidden, normed)?;
+        let (op_id, norm) = ("output_norm".to_owned(), &network.outer_norm);
+        let x = match hidden {
+            Hidden::Rows(hidden) => self.norm(op_id, norm, hidden, normed)?,
+            Hidden::Addends(part, residual) => {
+                let sum = Buffer { rows, ..self.hidden("output_residual", head.k) };
+                self.norm_of_sum(op_id, norm, [part, residual], &sum, &normed)?;
+                normed
+            }
+        };
         let d = Buffer { dtype: DType::F32, rows, ..self.activation("logits", head.n) };
         self.product(Product::new(HEAD, head, x, d.clone()))?;
         match (self.options.train, self.samples()) {
@@ -102,7 +111,9 @@ impl Builder<'_> {
     /// Adds the rows of `table` that the tokens name.
     fn gather(&mut self, table: &Matrix, tokens: &Buffer, d: &Buffer) -> Result<(), Error> {
         let described = describe(self.ctx, table, false)?;
+        let scale = Some(self.network.embedding_scale).filter(|&scale| scale != 1.0);
         let gather = GatherRows::of_described(&described, tokens.rows).d_dtype(d.dtype);
+        let gather = scale.into_iter().fold(gather, GatherRows::scale);
         let ctx = self.ctx;
         let record = known(&mut self.planned, format!("{gather:?}"), || ctx.explain_gather_rows(&gather))?;
         let is_tied = self.network.head.as_ref().is_some_and(|head| head.tensor == table.tensor);
@@ -115,6 +126,7 @@ impl Builder<'_> {
         let op = PlannedOp {
             shape: Sizes { m: tokens.rows, n: table.k, k: table.n },
             x_dtype: "i32".into(),
+            scale,
             weight: Some(weight),
             status: Some(status),
             ..op("token_embd".into(), [tokens, d], (Activation::Identity, XPrecision::Exact), &record)?

@@ -16,45 +16,54 @@ use crate::routing::Routing;
 const ROUTING_STATUS_BYTES: usize = 16;
 
 impl Builder<'_> {
-    /// Adds the feed-forward part of `residual`, to which its result is added. `norm` stands
+    /// Adds the feed-forward part of `x`, whose result is added to the residual. `norm` stands
     /// before it.
     pub(super) fn feed_forward(
         &mut self,
         i: usize,
         part: &FeedForward,
         norm: Option<&NormTensors>,
-        residual: Buffer,
+        x: Buffer,
+        residual: Option<Buffer>,
     ) -> Result<Buffer, Error> {
         let id = |role: &str| format!("blk.{i}.{role}");
         let activation = self.network.activation;
-        let out = |builder: &Self, columns| match builder.network.pre_norm {
-            true => builder.hidden(&format!("hidden.{}", i + 1), columns),
-            false => builder.activation(&id("ffn_residual"), columns),
+        let is_sum = residual.is_some();
+        let out = |builder: &Self, columns| match (builder.network.pre_norm, is_sum) {
+            (true, true) => builder.hidden(&format!("hidden.{}", i + 1), columns),
+            (true, false) => builder.hidden(&id("ffn_output"), columns),
+            (false, _) => builder.activation(&id("ffn_residual"), columns),
         };
         if let (FeedForward::Dense { gate: Some(gate), up, down }, Some(norm), false) = (part, norm, self.options.train)
         {
             let (gate, up) = &paired(gate, up)?;
             let inner = self.between(&id("ffn"), 1, up.n)?;
-            let product = Product::new(id("ffn_gate_up"), gate, residual.clone(), inner.clone());
+            let product = Product::new(id("ffn_gate_up"), gate, x, inner.clone());
             self.product(Product { activation, up: Some(up), norm: Some(norm), ..product })?;
             let d = out(self, down.n);
             let product = Product::new(id("ffn_down"), down, inner, d.clone());
-            self.product(Product { residual: Some(residual), ..product })?;
+            self.product(Product { residual, ..product })?;
             return Ok(d);
         }
         let x = match norm {
             Some(norm) => {
-                let d = self.activation(&id("ffn_norm"), residual.columns);
-                self.norm(id("ffn_norm"), norm, &residual, d)?
+                let d = self.activation(&id("ffn_norm"), x.columns);
+                self.norm(id("ffn_norm"), norm, &x, d)?
             }
-            None => residual.clone(),
+            None => x,
         };
         match part {
             FeedForward::Dense { gate, up, down } => {
-                let inner = self.inner(i, gate.as_ref(), up, x, activation, None)?;
+                let inner = match gate {
+                    Some(gate) if !self.options.train => {
+                        let (gate, up) = &paired(gate, up)?;
+                        self.inner(i, Some(gate), up, x, activation, None)?
+                    }
+                    gate => self.inner(i, gate.as_ref(), up, x, activation, None)?,
+                };
                 let d = out(self, down.n);
                 let product = Product::new(id("ffn_down"), down, inner, d.clone());
-                self.product(Product { residual: Some(residual), ..product })?;
+                self.product(Product { residual, ..product })?;
                 Ok(d)
             }
             FeedForward::Experts(tensors) => {
@@ -76,7 +85,7 @@ impl Builder<'_> {
                     let inner = self.inner(i, Some(gate), up, x, activation, Some(&|| routed(None)))?;
                     let product = Product::new(id("ffn_down"), down, inner, d.clone());
                     let routed = Some(routed(Some(&weights.name)));
-                    self.product(Product { residual: Some(residual), routed, ..product })?;
+                    self.product(Product { residual, routed, ..product })?;
                     return Ok(d);
                 }
                 // Gradients need rows sorted by expert. The permutation between them and the
@@ -94,8 +103,8 @@ impl Builder<'_> {
                 let each = self.between(&id("ffn_slots"), top_k, down.n)?;
                 let product = Product::new(id("ffn_down"), down, inner, each.clone());
                 self.product(Product { routed: Some(routed()), ..product })?;
-                let added = [each, weights, residual];
-                let mut read = added.to_vec();
+                let added: Vec<Buffer> = [each, weights].into_iter().chain(residual).collect();
+                let mut read = added.clone();
                 read.push(order.clone());
                 self.step("sum of slots", &d.name, &read, std::slice::from_ref(&d))?;
                 self.tape("sum of slots", &added, &[order], &d);

@@ -66,7 +66,7 @@ pub enum RuntimeMode {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ModelRecord {
-    /// Architecture: `llama`, `mistral`, `qwen2`, `qwen3`, `qwen3moe`, `bert`.
+    /// Architecture: `llama`, `qwen3`, `bert`.
     pub architecture: String,
     /// Number of layers.
     pub layers: usize,
@@ -169,8 +169,8 @@ pub struct PlannedOp {
     /// Element type of the bias.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub bias_dtype: Option<String>,
-    /// Region of the residual, in the type of D. It is D itself where
-    /// a `gradient` accumulates.
+    /// Region of the residual, in the type of D; of a `norm`, in the type of X. It is D itself
+    /// where a `gradient` accumulates.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub residual: Option<String>,
     /// Region of the expert ids.
@@ -179,6 +179,9 @@ pub struct PlannedOp {
     /// Region of the row offsets by expert: `experts + 1` u32.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub offsets: Option<String>,
+    /// Factor of the rows of a `gather_rows`. 1 if absent.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub scale: Option<f32>,
     /// Number of grouped products (`matmul`): one per expert, each over its own rows.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub products: Option<usize>,

@@ -62,6 +62,7 @@ impl Builder<'_> {
     /// tables of angles.
     pub(super) fn uses_cache(&mut self, heads: &PlannedHeads) -> Result<(), Error> {
         heads.lengths.iter().for_each(|name| self.out.uses(name, RegionKind::Input, heads.sequences * WORD));
+        heads.sinks.iter().for_each(|name| self.out.uses(name, RegionKind::Weight, heads.heads * WORD));
         for (_, name, bytes) in heads.rotary.iter().flat_map(|rotary| rotary.regions(heads.capacity)) {
             self.out.uses(name, RegionKind::Weight, bytes.ok_or_else(too_large)?);
         }

@@ -20,7 +20,7 @@ pub(super) const LENGTHS: &str = "kv_lengths";
 /// Region of the optimizer step's numbers.
 const STEP: &str = "optimizer_step";
 /// Product options that none of these operations has.
-const PLAIN: (Activation, XPrecision) = (Activation::Identity, XPrecision::Exact);
+pub(super) const PLAIN: (Activation, XPrecision) = (Activation::Identity, XPrecision::Exact);
 
 impl Builder<'_> {
     /// Adds a norm of the rows of `x` into `d`, possibly in place.
@@ -47,17 +47,21 @@ impl Builder<'_> {
         PlannedNorm { normed_dtype: Some(self.options.x_dtype.name().to_owned()), ..self.planned_norm(of) }
     }
 
-    fn planned_norm(&self, of: &NormTensors) -> PlannedNorm {
-        let NormTensors { gamma: (gamma, gamma_dtype), beta } = of;
+    pub(super) fn planned_norm(&self, of: &NormTensors) -> PlannedNorm {
+        let NormTensors { gamma: (gamma, gamma_dtype), beta, gamma_offset } = of;
+        // One more than the tensor does not fit its type.
+        let gamma_dtype = if *gamma_offset { DType::F32 } else { *gamma_dtype };
         PlannedNorm {
             function: if self.network.pre_norm { "rms".into() } else { "layer".into() },
             eps: self.network.eps,
             gamma: gamma.clone(),
             gamma_dtype: gamma_dtype.name().to_owned(),
+            gamma_offset: *gamma_offset,
             beta: beta.as_ref().map(|(name, _)| name.clone()),
             beta_dtype: beta.as_ref().map(|(_, dtype)| dtype.name().to_owned()),
             normed_dtype: None,
             every: None,
+            sum: None,
         }
     }
 
@@ -96,12 +100,14 @@ impl Builder<'_> {
             new_v: None,
             cache: None,
             window: layer.window,
+            score_scale: self.network.score_scale,
+            sinks: layer.sinks.clone(),
             rotary: None,
         };
         let read = match self.network.pre_norm {
             // Encoders attend to the keys of the same step alone.
             false => [k.clone(), v.clone()],
-            true => self.append(i, &mut planned, &q, [&k, &v])?,
+            true => self.append(i, layer, &mut planned, &q, [&k, &v])?,
         };
         let d = self.activation(&id("attn"), layer.o.k);
         let described = planned.attention(q.rows, q.dtype, self.options.batch_invariant)?;
@@ -134,16 +140,19 @@ impl Builder<'_> {
     fn append(
         &mut self,
         i: usize,
+        layer: &LayerTensors,
         planned: &mut PlannedHeads,
         q: &Buffer,
         [k, v]: [&Buffer; 2],
     ) -> Result<[Buffer; 2], Error> {
-        match &self.network.rotary {
-            None => {}
-            Some(Ok(rotary)) => {
+        let of_window = self.network.window_rotary.as_ref().filter(|_| layer.window.is_some());
+        match (of_window, &self.network.rotary) {
+            (Some(rotary), _) => planned.rotary = Some(PlannedRotary::of(rotary, None)),
+            (None, None) => {}
+            (None, Some(Ok(rotary))) => {
                 planned.rotary = Some(PlannedRotary::of(rotary, self.network.rotary_factors.as_ref()));
             }
-            Some(Err(why)) => {
+            (None, Some(Err(why))) => {
                 let both = [q.clone(), k.clone()];
                 self.step_because("rotary embedding", &q.name, &both, &both, why)?;
             }
@@ -158,6 +167,8 @@ impl Builder<'_> {
             v: of_v.clone(),
             new_k: Some(k.name.clone()),
             new_v: Some(v.name.clone()),
+            score_scale: None,
+            sinks: None,
             ..planned.clone()
         };
         let described = append.append(q.rows, q.dtype)?;
@@ -209,7 +220,7 @@ impl Builder<'_> {
     }
 
     /// Records that the next operation reads a buffer.
-    fn reads(&mut self, buffer: &Buffer) -> Result<(), Error> {
+    pub(super) fn reads(&mut self, buffer: &Buffer) -> Result<(), Error> {
         self.out.uses(&buffer.name, buffer.kind, buffer.bytes()?);
         Ok(())
     }

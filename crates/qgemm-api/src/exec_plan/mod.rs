@@ -16,6 +16,7 @@ mod layout;
 mod load;
 mod mismatch;
 mod operands;
+mod post_norms;
 mod product;
 mod qkv;
 mod ready;

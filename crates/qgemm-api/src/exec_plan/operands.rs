@@ -32,6 +32,9 @@ pub struct PlannedNorm {
     pub gamma: String,
     /// Element type of gamma.
     pub gamma_dtype: String,
+    /// Whether gamma is 1 more than its tensor.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub gamma_offset: bool,
     /// Region of beta.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub beta: Option<String>,
@@ -44,6 +47,9 @@ pub struct PlannedNorm {
     /// Rows of X for each row of D, which is the norm of the last of them. 1 if absent.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub every: Option<usize>,
+    /// Region of the sum of X and the residual, which is normalized; in the type of X.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub sum: Option<String>,
 }
 
 /// Segment of a product's features with an output of its own.
@@ -93,6 +99,12 @@ pub struct PlannedHeads {
     /// Keys that a query sees at most, its own included.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub window: Option<usize>,
+    /// Factor of scores (`attention`). The root of `1 / head_dim` if absent.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub score_scale: Option<f32>,
+    /// Region of the sinks: f32 `[heads]` (`attention`).
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub sinks: Option<String>,
     /// Rotary embedding of queries (in place) and keys (`kv_append`).
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub rotary: Option<PlannedRotary>,
@@ -154,6 +166,7 @@ impl PlannedNorm {
     /// Norm problem of these rows and columns. In place if D has no type.
     pub(super) fn describe(&self, [rows, columns]: [usize; 2], x: DType, d: Option<DType>) -> Result<Norm, Error> {
         let norm = Norm::new(rows, columns, x, self.function()?);
+        let norm = if self.sum.is_some() { norm.residual(x) } else { norm };
         let norm = match self.every {
             None => norm,
             Some(every) => {
@@ -161,7 +174,8 @@ impl PlannedNorm {
                 let first = self.first_byte(columns, x);
                 // The first row lies within X.
                 let alignment = if first == 0 { WIDE_ACCESS } else { WIDE_ACCESS.min(1 << first.trailing_zeros()) };
-                norm.x_row_stride(row_stride as u64).x_alignment(alignment)
+                let norm = norm.x_row_stride(row_stride as u64).x_alignment(alignment);
+                norm.residual_row_stride(row_stride as u64).residual_alignment(alignment)
             }
         };
         Ok(d.map_or(norm.clone().d_in_place(), |dtype| norm.d_dtype(dtype)))
@@ -211,6 +225,8 @@ impl PlannedHeads {
         let attention = Attention::new(dtype, self.heads, self.kv_heads, self.head_dim, queries, keys);
         let attention = if batch_invariant { attention.batch_invariant() } else { attention };
         let attention = if self.causal { attention.causal() } else { attention };
+        let attention = if self.sinks.is_some() { attention.sinks() } else { attention };
+        let attention = self.score_scale.into_iter().fold(attention, Attention::scale);
         self.attend_to_cache(self.window.into_iter().fold(attention, Attention::window))
     }
 
@@ -284,6 +300,10 @@ impl PlannedOp {
             if let (Some(beta), Some(dtype)) = (&of.beta, &of.beta_dtype) {
                 found.push(("norm.beta", beta, values(columns, dtype)?));
             }
+            if let Some(sum) = &of.sum {
+                let count = self.shape.m.checked_mul(columns);
+                found.push(("norm.sum", sum, count.map_or(Ok(None), |count| values(count, &self.x_dtype))?));
+            }
         }
         for segment in &self.segments {
             let values = self.shape.m.checked_mul(segment.features);
@@ -304,6 +324,7 @@ impl PlannedOp {
             let new = rows(Some(self.shape.m))?;
             found.extend(of.new_k.as_deref().map(|name| ("heads.new_k", name, new)));
             found.extend(of.new_v.as_deref().map(|name| ("heads.new_v", name, new)));
+            found.extend(of.sinks.as_deref().map(|name| ("heads.sinks", name, of.heads.checked_mul(WORD))));
             found.extend(of.lengths.as_deref().map(|name| ("heads.lengths", name, of.sequences.checked_mul(WORD))));
         }
         let of_routing = self.operation == "routing";
@@ -334,11 +355,17 @@ impl PlannedOp {
         &self,
     ) -> (Option<PlannedNorm>, Option<PlannedHeads>, Option<PlannedOptimizer>, bool) {
         let nowhere = String::new;
-        let norm = self.norm.clone().map(|of| PlannedNorm { gamma: nowhere(), beta: None, ..of });
+        let norm = self.norm.clone().map(|of| PlannedNorm {
+            gamma: nowhere(),
+            beta: None,
+            sum: of.sum.map(|_| nowhere()),
+            ..of
+        });
         let heads = self.heads.clone().map(|of| PlannedHeads {
             k: nowhere(),
             v: nowhere(),
             lengths: of.lengths.map(|_| nowhere()),
+            sinks: of.sinks.map(|_| nowhere()),
             rotary: of.rotary.map(|of| PlannedRotary {
                 tables: of.tables.map(|_| PlannedTables { factors: nowhere(), cos: nowhere(), sin: nowhere() }),
                 ..of

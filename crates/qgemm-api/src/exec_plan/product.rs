@@ -71,18 +71,10 @@ impl<'p> Product<'p> {
     }
 
     /// Region and type of the bias.
-    fn bias(&self) -> Result<Option<(String, DType)>, Error> {
-        match (&self.matrix.bias, self.up, &self.routed) {
-            (Some((_, dtype)), _, None) if self.up.is_some() || !self.segments.is_empty() => {
-                Ok(Some((format!("{}.bias", self.op_id), *dtype)))
-            }
-            (Some(bias), None, None) => Ok(Some(bias.clone())),
-            // Biases of experts would need concatenation first.
-            (Some((name, _)), ..) => {
-                Err(Error::IncompleteModel { what: format!("{name}: no plan for biases of experts") })
-            }
-            (None, ..) => Ok(None),
-        }
+    fn bias(&self) -> Option<(String, DType)> {
+        let (name, dtype) = self.matrix.bias.as_ref()?;
+        let is_one = self.up.is_none() && self.segments.is_empty();
+        Some((if is_one { name.clone() } else { format!("{}.bias", self.op_id) }, *dtype))
     }
 
     /// Further outputs, as the plan file has them.
@@ -115,7 +107,7 @@ impl Builder<'_> {
     pub fn product(&mut self, product: Product<'_>) -> Result<(), Error> {
         let (record, weight) = self.planned_product(&product)?;
         self.out.uses(&weight.region, RegionKind::Weight, weight.bytes);
-        let bias = product.bias()?;
+        let bias = product.bias();
         let norm = product.norm.map(|norm| self.prologue(norm));
         let segments = product.planned_segments();
         let x_precision = product.x_precision.unwrap_or(self.options.x_precision);
@@ -126,7 +118,8 @@ impl Builder<'_> {
         if let Some((name, dtype)) = &bias {
             let others = outputs.iter().map(|(matrix, _)| matrix.n).chain(up.map(|up| up.n));
             let n = others.fold(matrix.n, usize::saturating_add);
-            self.out.uses(name, RegionKind::Weight, n.saturating_mul(dtype.bytes()));
+            let rows = routed.as_ref().map_or(1, |routed| routed.experts);
+            self.out.uses(name, RegionKind::Weight, n.saturating_mul(rows).saturating_mul(dtype.bytes()));
         }
         norm.iter().for_each(|norm| self.uses_norm(norm, x.columns));
         let status = match &routed {
@@ -178,7 +171,7 @@ impl Builder<'_> {
             x_precision: product.x_precision.unwrap_or(self.options.x_precision),
             batch_invariant: self.options.batch_invariant,
             activation: product.activation,
-            bias: product.bias()?.map(|(_, dtype)| dtype),
+            bias: product.bias().map(|(_, dtype)| dtype),
             residual: product.residual.as_ref().map(|residual| residual.dtype),
             norm: product.norm.map(|norm| self.prologue(norm).in_prologue(product.x.dtype)).transpose()?,
         };
@@ -201,7 +194,9 @@ impl Builder<'_> {
                 (known(planned, format!("{problem:?}"), || ctx.explain_experts(&problem))?, experts.bytes())
             }
         };
-        let tensors = [Some(product.matrix), product.up].into_iter().flatten();
+        // Alternating rows of gate and up are one tensor.
+        let up = product.up.filter(|up| up.tensor != product.matrix.tensor);
+        let tensors = [Some(product.matrix), up].into_iter().flatten();
         let tensors = tensors.chain(product.segments.iter().map(|(matrix, _)| *matrix));
         let weight = PlannedWeight {
             region: format!("{}.weight", product.op_id),
@@ -320,6 +315,7 @@ pub(super) fn op(
         residual: None,
         ids: None,
         offsets: None,
+        scale: None,
         products: None,
         router_weights: None,
         parameters: None,

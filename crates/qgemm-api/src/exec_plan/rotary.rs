@@ -59,6 +59,9 @@ pub struct PlannedScaling {
     /// Original context length (`llama3` and `yarn`).
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub original: Option<usize>,
+    /// Whether the ramp begins and ends at whole pairs (`yarn`).
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub truncate: Option<bool>,
 }
 
 impl PlannedRotary {
@@ -95,14 +98,20 @@ impl PlannedRotary {
             None => return Err(wrong("heads.rotary.pairs", "neox or interleaved", &self.pairs)),
         };
         let rotary = self.amplitude.into_iter().fold(rotary.base(self.base), Rotary::amplitude);
-        let Some(PlannedScaling { kind, factor, low, high, original }) = &self.scaling else { return Ok(rotary) };
+        let Some(PlannedScaling { kind, factor, low, high, original, truncate }) = &self.scaling else {
+            return Ok(rotary);
+        };
         // A missing number becomes NaN, which the rotary embedding refuses by name.
         let (factor, low, high) = (*factor, low.unwrap_or(f64::NAN), high.unwrap_or(f64::NAN));
         let original = original.unwrap_or(0);
         let scaling = match kind.as_str() {
             "linear" => RotaryScaling::Linear { factor },
             "llama3" => RotaryScaling::Llama3 { factor, low, high, original },
-            "yarn" => RotaryScaling::Yarn { factor, fast: high, slow: low, original },
+            "yarn" => {
+                let truncate =
+                    truncate.ok_or_else(|| wrong("heads.rotary.scaling.truncate", "true or false", "none"))?;
+                RotaryScaling::Yarn { factor, fast: high, slow: low, original, truncate }
+            }
             other => return Err(wrong("heads.rotary.scaling.kind", "linear, llama3 or yarn", other)),
         };
         Ok(rotary.scaling(scaling))
@@ -112,7 +121,7 @@ impl PlannedRotary {
 impl PlannedScaling {
     fn of(scaling: RotaryScaling) -> Option<Self> {
         let of = |kind: &str, factor, [low, high]: [Option<f64>; 2], original| {
-            Some(Self { kind: kind.to_owned(), factor, low, high, original })
+            Some(Self { kind: kind.to_owned(), factor, low, high, original, truncate: None })
         };
         match scaling {
             RotaryScaling::None => None,
@@ -120,8 +129,9 @@ impl PlannedScaling {
             RotaryScaling::Llama3 { factor, low, high, original } => {
                 of("llama3", factor, [Some(low), Some(high)], Some(original))
             }
-            RotaryScaling::Yarn { factor, fast, slow, original } => {
-                of("yarn", factor, [Some(slow), Some(fast)], Some(original))
+            RotaryScaling::Yarn { factor, fast, slow, original, truncate } => {
+                let yarn = of("yarn", factor, [Some(slow), Some(fast)], Some(original));
+                yarn.map(|yarn| Self { truncate: Some(truncate), ..yarn })
             }
         }
     }

@@ -1,5 +1,7 @@
 //! Runs of a loaded plan: a whole step, or one operation.
 
+use std::ops::Range;
+
 use qgemm_hal::{BufferMut, Stream};
 
 use super::arena::{PlanArena, RunMemory};
@@ -221,6 +223,7 @@ impl OpRun<'_, '_> {
         let args = ExpertArgs {
             router_weights: op.router_weights.is_some().then_some(router_weights),
             residual: op.residual.is_some().then_some(residual),
+            bias: self.weights.bias,
             status: Some(status),
             ..ExpertArgs::new(x, experts, index, d)
         };
@@ -266,11 +269,16 @@ impl OpRun<'_, '_> {
         let is_in_place = op.x == op.d;
         let x = if is_in_place { 0..0 } else { regions.range(&op.x)? };
         let first = op.of_norm()?.first_byte(op.shape.n, op.x_dtype.parse()?);
-        let normed = x.start + first.min(x.len())..x.end;
-        let ([x], [d]) = self.memory.parts([normed], [regions.range(&op.d)?])?;
+        let last_rows = |range: Range<usize>| range.start + first.min(range.len())..range.end;
+        let sum = op.of_norm()?.sum.as_deref();
+        let read = [last_rows(x), last_rows(regions.optional(op.residual.as_deref())?)];
+        let ([x, residual], [d, sums]) = self.memory.parts(read, [regions.range(&op.d)?, regions.optional(sum)?])?;
         let mut args = NormArgs::in_place(d).gamma(gamma);
         args.x = (!is_in_place).then_some(x);
         args.beta = weights.beta;
+        if sum.is_some() {
+            (args.residual, args.sum) = (Some(residual), Some(sums));
+        }
         plan.run(self.stream, args)
     }
 
@@ -320,6 +328,7 @@ impl OpRun<'_, '_> {
         args.block_table = table.is_some().then_some(pages);
         (args.k_scales, args.v_scales) = (k_scales.map(|_| of_k), v_scales.map(|_| of_v));
         (args.k_factors, args.v_factors) = (self.weights.kv_factors, self.weights.kv_factors);
+        args.sinks = self.weights.sinks;
         plan.run_within(self.stream, args, Some(workspace))
     }
 

@@ -35,6 +35,8 @@ pub struct OpWeights<'a> {
     pub gamma: Option<BufferRef<'a>>,
     /// Beta of a norm, in the plan's type.
     pub beta: Option<BufferRef<'a>>,
+    /// Sinks of the query heads, in f32.
+    pub sinks: Option<BufferRef<'a>>,
     /// Factors of the KV heads of an E4M3 cache, in f32.
     pub kv_factors: Option<BufferRef<'a>>,
     /// Tables of cosines and sines of a rotary embedding with factors of pairs.
@@ -49,6 +51,8 @@ impl<'a> OpWeights<'a> {
         gamma: BufferRef,
         /// With the beta of a norm.
         beta: BufferRef,
+        /// With the sinks of the query heads.
+        sinks: BufferRef,
         /// With the factors of the KV heads of an E4M3 cache.
         kv_factors: BufferRef,
     }
@@ -110,8 +114,10 @@ impl LoadedPlan {
                 hold(&weight.region, &|| load_weight(&self.ctx, model, weight))?;
             }
             if let (Some(weight), Some(region), Some(dtype)) = (&op.weight, &op.bias, &op.bias_dtype) {
-                let tensors: Vec<String> = weight.tensors.iter().map(|tensor| of_weight(tensor, "bias")).collect();
-                hold(region, &|| load_values(&self.ctx, model, &tensors, dtype.parse()?))?;
+                hold(region, &|| upload(&self.ctx, &bias_of(model, weight)?, dtype.parse()?))?;
+            }
+            if let Some(sinks) = op.heads.as_ref().and_then(|heads| heads.sinks.as_ref()) {
+                hold(sinks, &|| upload(&self.ctx, &model.dense(sinks)?.to_f32(), DType::F32))?;
             }
             if let Some((heads, region)) = op.heads.as_ref().and_then(|heads| Some((heads, heads.factors()?))) {
                 // A plan's caches are not calibrated.
@@ -127,9 +133,16 @@ impl LoadedPlan {
                 }
             }
             if let Some(norm) = &op.norm {
-                let beta = norm.beta.as_ref().zip(norm.beta_dtype.as_ref());
-                for (tensor, dtype) in std::iter::once((&norm.gamma, &norm.gamma_dtype)).chain(beta) {
-                    hold(tensor, &|| load_values(&self.ctx, model, std::slice::from_ref(tensor), dtype.parse()?))?;
+                let beta = norm.beta.as_ref().zip(norm.beta_dtype.as_ref()).map(|(beta, dtype)| (beta, dtype, false));
+                let gamma = (&norm.gamma, &norm.gamma_dtype, norm.gamma_offset);
+                for (tensor, dtype, is_offset) in std::iter::once(gamma).chain(beta) {
+                    let offset = if is_offset { 1.0 } else { 0.0 };
+                    let values = || {
+                        Ok::<_, Error>(
+                            model.dense(tensor)?.to_f32().into_iter().map(|v| v + offset).collect::<Vec<f32>>(),
+                        )
+                    };
+                    hold(tensor, &|| upload(&self.ctx, &values()?, dtype.parse()?))?;
                 }
             }
         }
@@ -159,6 +172,7 @@ impl PlanWeights {
             bias: values(op.bias.as_ref()),
             gamma: values(gamma),
             beta: values(beta),
+            sinks: values(op.heads.as_ref().and_then(|heads| heads.sinks.as_ref())),
             kv_factors: values(kv_factors),
             cos_and_sin: op.tables().and_then(|(t, ..)| Some([values(Some(&t.cos))?, values(Some(&t.sin))?])),
         }
@@ -181,6 +195,7 @@ fn load_weight(ctx: &Context, model: &Model, weight: &PlannedWeight) -> Result<H
         let experts = match (&names[..], weight.gated) {
             ([gate, up], true) => model.gated_experts(gate, up)?,
             ([one], false) => model.experts(one)?,
+            ([pairs], true) => model.interleaved_experts(pairs)?,
             _ => return Err(wrong()),
         };
         return Ok(Held::Experts(ctx.load_experts(&experts)?));
@@ -217,18 +232,30 @@ fn of_experts(model: &Model, weight: &PlannedWeight, tensor: &str) -> String {
     }
 }
 
-/// Contiguous values of tensors, in `dtype`.
-fn load_values(ctx: &Context, model: &Model, tensors: &[String], dtype: DType) -> Result<Held, Error> {
-    let mut values = Vec::new();
-    for tensor in tensors {
-        values.extend(model.dense(tensor)?.to_f32());
+/// Biases of a weight: of all segments, of gate and up, or of each expert in turn.
+fn bias_of(model: &Model, weight: &PlannedWeight) -> Result<Vec<f32>, Error> {
+    let name = |tensor: &String| {
+        let stem = tensor.strip_suffix(".weight").unwrap_or(tensor);
+        let names = [format!("{stem}.bias"), format!("{stem}_bias")];
+        names.iter().find(|name| model.info(name).is_ok()).unwrap_or(&names[0]).clone()
+    };
+    if let ([pairs], true) = (&weight.tensors[..], weight.gated) {
+        return Ok(model.interleaved_biases(&name(pairs))?);
     }
-    let mut buffer = ctx.allocate_elements(dtype, values.len())?;
-    ctx.upload_into(&dtype.encode(&values), &mut buffer)?;
-    Ok(Held::Values(buffer))
+    let read = |tensor| Ok::<_, Error>(model.dense(&name(tensor))?.to_f32());
+    let parts = weight.tensors.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+    match (&parts[..], weight.experts) {
+        ([gate, up], Some(experts)) if gate.len() == up.len() => {
+            let rows = (gate.len() / experts.max(1)).max(1);
+            Ok(gate.chunks(rows).zip(up.chunks(rows)).flat_map(|(gate, up)| [gate, up].concat()).collect())
+        }
+        _ => Ok(parts.concat()),
+    }
 }
 
-/// Tensor that stands beside a weight.
-fn of_weight(tensor: &str, role: &str) -> String {
-    format!("{}.{role}", tensor.strip_suffix(".weight").unwrap_or(tensor))
+/// Contiguous values in `dtype`.
+fn upload(ctx: &Context, values: &[f32], dtype: DType) -> Result<Held, Error> {
+    let mut buffer = ctx.allocate_elements(dtype, values.len())?;
+    ctx.upload_into(&dtype.encode(values), &mut buffer)?;
+    Ok(Held::Values(buffer))
 }

@@ -43,6 +43,9 @@ pub enum RotaryScaling {
         slow: f64,
         /// Original context length.
         original: usize,
+        /// Whether the ramp begins and ends at whole pairs, as in most models. gpt-oss states
+        /// `truncate: false`.
+        truncate: bool,
     },
 }
 
@@ -244,12 +247,13 @@ fn scaled(scaling: RotaryScaling, base: f64, dim: usize, pair: usize) -> f64 {
             let kept = ((waves - low) / (high - low)).clamp(0.0, 1.0);
             plain * (kept + (1.0 - kept) / factor)
         }
-        RotaryScaling::Yarn { factor, fast, slow, original } => {
+        RotaryScaling::Yarn { factor, fast, slow, original, truncate } => {
             // Pair with so many rotations in the original context.
             let pair_of =
                 |turns: f64| dim as f64 * (original as f64 / (turns * TAU)).ln() / (2.0 * base.max(1.0 + 1e-9).ln());
-            let first = pair_of(fast).floor().max(0.0);
-            let last = pair_of(slow).ceil().min(dim as f64 - 1.0);
+            let whole = |pair: f64, round: fn(f64) -> f64| if truncate { round(pair) } else { pair };
+            let first = whole(pair_of(fast), f64::floor).max(0.0);
+            let last = whole(pair_of(slow), f64::ceil).min(dim as f64 - 1.0);
             let divided = ((pair as f64 - first) / (last - first).max(0.001)).clamp(0.0, 1.0);
             plain * (1.0 - divided + divided / factor)
         }
@@ -284,7 +288,8 @@ mod tests {
     fn scalings_keep_fast_pairs_and_divide_slow_ones() {
         for scaling in [
             RotaryScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8192 },
-            RotaryScaling::Yarn { factor: 8.0, fast: 32.0, slow: 1.0, original: 8192 },
+            RotaryScaling::Yarn { factor: 8.0, fast: 32.0, slow: 1.0, original: 8192, truncate: true },
+            RotaryScaling::Yarn { factor: 8.0, fast: 32.0, slow: 1.0, original: 8192, truncate: false },
         ] {
             let ratio =
                 |pair| scaled(scaling, 500_000.0, 128, pair) / scaled(RotaryScaling::None, 500_000.0, 128, pair);

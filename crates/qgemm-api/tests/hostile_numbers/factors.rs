@@ -100,12 +100,12 @@ fn rotary_numbers() {
             (
                 "Yarn.fast",
                 !(v.is_finite() && v > 1.0),
-                of.scaling(RotaryScaling::Yarn { factor: 8.0, fast: v, slow: 1.0, original: 8192 }),
+                of.scaling(RotaryScaling::Yarn { factor: 8.0, fast: v, slow: 1.0, original: 8192, truncate: true }),
             ),
             (
                 "Yarn.slow",
                 !(v > 0.0 && v < 32.0),
-                of.scaling(RotaryScaling::Yarn { factor: 8.0, fast: 32.0, slow: v, original: 8192 }),
+                of.scaling(RotaryScaling::Yarn { factor: 8.0, fast: 32.0, slow: v, original: 8192, truncate: true }),
             ),
         ];
         for (name, expected, rotary) in refused {
@@ -116,7 +116,8 @@ fn rotary_numbers() {
     }
     for original in [0, 1, usize::MAX] {
         planned(of.scaling(RotaryScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original })).expect("positions");
-        planned(of.scaling(RotaryScaling::Yarn { factor: 8.0, fast: 32.0, slow: 1.0, original })).expect("positions");
+        planned(of.scaling(RotaryScaling::Yarn { factor: 8.0, fast: 32.0, slow: 1.0, original, truncate: true }))
+            .expect("positions");
     }
     for dim in [0, 1, 2, 3, 8, 10, usize::MAX - 1, usize::MAX] {
         for rotary in [Rotary::neox(dim), Rotary::interleaved(dim), Rotary::neox(dim).tables(4)] {

@@ -182,7 +182,7 @@ impl<'a> Job<'a> {
             }
             return;
         }
-        let factor = self.row_scale.map(|scales| f32::from_bits(word(scales, id)));
+        let factor = self.row_scale.map_or(1.0, |scales| f32::from_bits(word(scales, id))) * op.scale;
         arena::with_tile(self.kernel.tile_floats(), |scratch| {
             let (of_tile, scratch) = scratch.split_at_mut(STEP * LANES);
             let (of_row, scratch) = scratch.split_at_mut(STEP);
@@ -193,7 +193,7 @@ impl<'a> Job<'a> {
                     simd.decode(&codes, first, STEP, of_tile);
                     let values = of_tile.chunks_exact(LANES).map(|lanes| lanes[id % LANES]);
                     for (to, value) in of_row.iter_mut().zip(values) {
-                        *to = factor.map_or(value, |factor| value * factor);
+                        *to = value * factor;
                     }
                     self.store_stored(row, k_tile * layout.k_tile + first, of_row);
                 }

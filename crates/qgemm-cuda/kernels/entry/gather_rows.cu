@@ -1,4 +1,4 @@
-// Row gather: D[i, :] = W[ids[i], :].
+// Row gather: D[i, :] = scale * W[ids[i], :].
 // The lanes that hold a row in a packed tile
 // decode it, a k-tile each.
 // The last CTA looks for ids outside W.
@@ -78,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 1) qg_gather_rows(const
     const u32 lane = QG_MMA_M8N8K4 ? of_tile : of_tile % 8 * 4 + of_row;
     const bool scaled = p.shape.flags & QG_FLAG_ROW_SCALE;
     const float factor =
-        scaled ? bits_to_f32(ld_global_u32(reinterpret_cast<const u8*>(p.at.row_scale) + (u64)n * 4)) : 1.0f;
+        (scaled ? bits_to_f32(ld_global_u32(reinterpret_cast<const u8*>(p.at.row_scale) + (u64)n * 4)) : 1.0f) * p.shape.scale;
 
     const u8* bytes =
         reinterpret_cast<const u8*>(p.at.w) + ((u64)(n / QG_TILE_ROWS) * p.shape.k_tiles + k_tile) * QG_K_TILE_BYTES;

@@ -129,7 +129,7 @@ pub(super) fn sequence(
         row_ctas,
         flags: flags.iter().filter(|(_, set)| *set).fold(0, |flags, (flag, _)| flags | flag),
         d_dtype: dtype_code(op.d.dtype),
-        reserved: 0,
+        scale: op.scale,
     };
     let at = GatherRowsPointers { d_row: op.d.row_stride, ..GatherRowsPointers::default() };
     let launch = KernelLaunch {

@@ -22,8 +22,8 @@ abi_struct! {
         pub flags: u32,
         /// Element type of D.
         pub d_dtype: u32,
-        /// Unused, zero.
-        pub reserved: u32,
+        /// Factor of every element.
+        pub scale: f32,
     }
 }
 

@@ -1,6 +1,8 @@
 //! `gather_rows`: rows of a packed weight by index, dequantized: an
 //! embedding look-up.
 
+use std::hash::{Hash, Hasher};
+
 use qgemm_formats::prepack::FragmentLayout;
 use qgemm_formats::{DType, Format};
 
@@ -16,12 +18,12 @@ pub const STATUS_FINE: u32 = 0;
 /// [`GatherRowsOperand::Status`]: an id is not a row of W.
 pub const STATUS_BAD_ID: u32 = 1;
 
-/// Row gather: `D[i, :] = W[ids[i], :]` with row scales applied,
-/// rounded once to nearest even; validated by the API.
+/// Row gather: `D[i, :] = scale · W[ids[i], :]` with row scales
+/// applied, rounded once to nearest even; validated by the API.
 ///
 /// An id outside W gives a row of zeros. The status names
 /// the first such row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CheckedGatherRows {
     /// Ids, and rows of D; at least 1.
     pub rows: usize,
@@ -42,6 +44,19 @@ pub struct CheckedGatherRows {
     pub k_order: bool,
     /// D, `[rows, k]`, row-major.
     pub d: Dense,
+    /// Factor of every element; finite.
+    pub scale: f32,
+}
+
+/// Plan cache key: the scale is finite and is
+/// compared by its bits.
+impl Eq for CheckedGatherRows {}
+
+impl Hash for CheckedGatherRows {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let &Self { rows, table_rows, k, stored_k, format, class, row_scale, k_order, d, scale } = self;
+        (rows, table_rows, k, stored_k, format, class, row_scale, k_order, d, scale.to_bits()).hash(state);
+    }
 }
 
 operands! {
@@ -174,6 +189,7 @@ mod tests {
             row_scale: false,
             k_order: false,
             d: Dense::rows_of(DType::F16, 256),
+            scale: 1.0,
         };
         assert_eq!((op.traffic(), op.operands().len()), ((3 * (272 + 512 + 4) + 16) as f64, 4));
         assert_eq!(op.describe(), "3 of 1000 rows x 256 from q8_0 to f16");

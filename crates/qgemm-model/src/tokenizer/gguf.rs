@@ -138,19 +138,20 @@ impl<'m> Vocabulary<'m> {
         }
         let space = json!({ "type": "Replace", "pattern": { "String": " " }, "content": "▁" });
         let mut steps = vec![space];
+        let mut decoders = vec![
+            json!({ "type": "Replace", "pattern": { "String": "▁" }, "content": " " }),
+            json!({ "type": "ByteFallback" }),
+            json!({ "type": "Fuse" }),
+        ];
         if flag(self.model, "add_space_prefix").unwrap_or(true) {
             steps.insert(0, json!({ "type": "Prepend", "prepend": "▁" }));
+            decoders.push(json!({ "type": "Strip", "content": " ", "start": 1, "stop": 0 }));
         }
         let unknown = number(self.model, "unknown_token_id").unwrap_or(0);
         Ok(json!({
             "normalizer": { "type": "Sequence", "normalizers": steps },
             "pre_tokenizer": null,
-            "decoder": { "type": "Sequence", "decoders": [
-                { "type": "Replace", "pattern": { "String": "▁" }, "content": " " },
-                { "type": "ByteFallback" },
-                { "type": "Fuse" },
-                { "type": "Strip", "content": " ", "start": 1, "stop": 0 },
-            ] },
+            "decoder": { "type": "Sequence", "decoders": decoders },
             "model": {
                 "merges": merges_of_scores(self.tokens, &scores),
                 "unk_token": self.tokens.get(unknown as usize),

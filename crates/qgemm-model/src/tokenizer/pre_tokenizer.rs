@@ -24,7 +24,7 @@ enum Split {
 }
 
 /// Pre-tokenizers that are built.
-static SERVED: [PreTokenizer; 6] = [
+static SERVED: [PreTokenizer; 7] = [
     PreTokenizer {
         names: &["gpt-2", "gpt2", "mpt"],
         split: Split::Gpt2 { digits: false },
@@ -57,6 +57,14 @@ static SERVED: [PreTokenizer; 6] = [
         names: &["qwen35"],
         split: Split::Pattern(
             r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ),
+        ignore_merges: false,
+        adds_bos: false,
+    },
+    PreTokenizer {
+        names: &["gpt-4o", "llama4"],
+        split: Split::Pattern(
+            r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
         ),
         ignore_merges: false,
         adds_bos: false,

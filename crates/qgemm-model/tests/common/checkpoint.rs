@@ -35,12 +35,24 @@ pub struct Recipe {
     pub formats: [&'static str; 2],
     pub qkv_bias: bool,
     pub head_norms: bool,
+    /// Frequency base.
+    pub rotary_base: f64,
     /// Whether rotary frequencies have divisors (`rope_freqs`).
     pub rotary_factors: bool,
     /// Experts instead of dense feed-forward parts.
     pub experts: bool,
     /// First layer with a sliding window, in safetensors.
     pub window_from: Option<usize>,
+    /// All layers but every n-th have a sliding window.
+    pub window_pattern: Option<usize>,
+    /// Second norms of parts.
+    pub post_norms: bool,
+    /// Whether gammas are stored less 1 in safetensors.
+    pub gamma_offset: bool,
+    /// Sinks of the query heads.
+    pub sinks: bool,
+    /// Biases of the output projection, the router and the experts.
+    pub biases: bool,
     /// A tensor that no decoder has.
     pub extra: Option<&'static str>,
 }
@@ -50,16 +62,32 @@ pub const LLAMA: Recipe = Recipe {
     formats: ["q8_0", "q8_0"],
     qkv_bias: false,
     head_norms: false,
+    rotary_base: 10_000.0,
     rotary_factors: false,
     experts: false,
     window_from: None,
+    window_pattern: None,
+    post_norms: false,
+    gamma_offset: false,
+    sinks: false,
+    biases: false,
     extra: None,
 };
 
 impl Recipe {
     /// Name in `config.json`.
     fn model_type(&self) -> &'static str {
-        if self.architecture == "qwen3moe" { "qwen3_moe" } else { self.architecture }
+        match self.architecture {
+            "qwen3moe" => "qwen3_moe",
+            "gemma3" => "gemma3_text",
+            "gpt-oss" => "gpt_oss",
+            other => other,
+        }
+    }
+
+    /// Name of the norm before the feed-forward part.
+    fn ffn_norm(&self) -> &'static str {
+        if self.architecture == "gpt-oss" { "post_attention_norm.weight" } else { "ffn_norm.weight" }
     }
 }
 
@@ -83,7 +111,14 @@ pub fn tensors(recipe: &Recipe) -> Vec<Tensor> {
     for layer in 0..LAYERS {
         let name = |part: &str| format!("blk.{layer}.{part}");
         add(name("attn_norm.weight"), &[HIDDEN], 1.0, 0.5);
-        add(name("ffn_norm.weight"), &[HIDDEN], 1.0, 0.5);
+        add(name(recipe.ffn_norm()), &[HIDDEN], 1.0, 0.5);
+        if recipe.post_norms {
+            add(name("post_attention_norm.weight"), &[HIDDEN], 1.0, 0.5);
+            add(name("post_ffw_norm.weight"), &[HIDDEN], 1.0, 0.5);
+        }
+        if recipe.sinks {
+            add(name("attn_sinks.weight"), &[HEADS], 0.5, 1.0);
+        }
         for (part, heads) in [("attn_q", HEADS), ("attn_k", KV_HEADS), ("attn_v", KV_HEADS)] {
             add(name(&format!("{part}.weight")), &[heads * HEAD_DIM, HIDDEN], 0.0, 0.3);
             if recipe.qkv_bias {
@@ -95,6 +130,13 @@ pub fn tensors(recipe: &Recipe) -> Vec<Tensor> {
             add(name("attn_k_norm.weight"), &[HEAD_DIM], 1.0, 0.5);
         }
         add(name("attn_output.weight"), &[HIDDEN, HEADS * HEAD_DIM], 0.0, 0.3);
+        if recipe.biases {
+            add(name("attn_output.bias"), &[HIDDEN], 0.0, 0.5);
+            add(name("ffn_gate_inp.bias"), &[EXPERTS], 0.0, 0.5);
+            add(name("ffn_gate_exps.bias"), &[EXPERTS, EXPERT_INTERMEDIATE], 0.0, 0.5);
+            add(name("ffn_up_exps.bias"), &[EXPERTS, EXPERT_INTERMEDIATE], 0.0, 0.5);
+            add(name("ffn_down_exps.bias"), &[EXPERTS, HIDDEN], 0.0, 0.5);
+        }
         if recipe.experts {
             add(name("ffn_gate_inp.weight"), &[EXPERTS, HIDDEN], 0.0, 0.5);
             add(name("ffn_gate_exps.weight"), &[EXPERTS, EXPERT_INTERMEDIATE, HIDDEN], 0.0, 0.3);
@@ -120,7 +162,9 @@ pub fn write_gguf(folder: &Path, recipe: &Recipe) -> PathBuf {
     let path = folder.join(format!("{}.gguf", recipe.architecture));
     let format = |tensor: &Tensor| -> Format {
         // Converters leave routers in f32.
-        let name = match tensor.shape.len() == 1 || tensor.name.contains("ffn_gate_inp") {
+        let is_plain =
+            tensor.shape.len() == 1 || tensor.name.contains("ffn_gate_inp") || tensor.name.ends_with(".bias");
+        let name = match is_plain {
             true => "f32",
             false => recipe.formats[usize::from(tensor.name.contains("attn_v"))],
         };
@@ -168,6 +212,11 @@ fn metadata(header: &mut GgufHeader, recipe: &Recipe) {
         add(&format!("{architecture}.{key}"), (value as u32).into());
     }
     add(&format!("{architecture}.attention.layer_norm_rms_epsilon"), GgufScalar::F32(1e-5).into());
+    add(&format!("{architecture}.rope.freq_base"), GgufScalar::F32(recipe.rotary_base as f32).into());
+    if let Some(every) = recipe.window_pattern {
+        add(&format!("{architecture}.attention.sliding_window"), (WINDOW as u32).into());
+        add(&format!("{architecture}.attention.sliding_window_pattern"), (every as u32).into());
+    }
     let strings = |items: Vec<String>| GgufValue::Array(GgufArray::Strings(items));
     add("tokenizer.ggml.model", "gpt2".into());
     add("tokenizer.ggml.pre", "smollm".into());
@@ -181,11 +230,11 @@ fn metadata(header: &mut GgufHeader, recipe: &Recipe) {
 
 /// Writes a model as a checkpoint folder of `transformers`, in f32.
 pub fn write_safetensors(folder: &Path, recipe: &Recipe) {
-    write_checkpoint(folder, tensors(recipe).into_iter().flat_map(of_transformers));
+    write_checkpoint(folder, tensors(recipe).into_iter().flat_map(|tensor| of_transformers(recipe, tensor)));
     let mut config = serde_json::json!({
         "model_type": recipe.model_type(), "hidden_size": HIDDEN, "intermediate_size": INTERMEDIATE,
         "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM,
-        "num_hidden_layers": LAYERS, "rms_norm_eps": 1e-5, "max_position_embeddings": CONTEXT, "hidden_act": "silu",
+        "num_hidden_layers": LAYERS, "rms_norm_eps": 1e-5, "rope_theta": recipe.rotary_base, "max_position_embeddings": CONTEXT,
         "eos_token_id": 258, "tie_word_embeddings": true,
     });
     if recipe.experts {
@@ -193,6 +242,10 @@ pub fn write_safetensors(folder: &Path, recipe: &Recipe) {
         config["num_experts_per_tok"] = EXPERTS_PER_TOKEN.into();
         config["moe_intermediate_size"] = EXPERT_INTERMEDIATE.into();
         config["norm_topk_prob"] = true.into();
+    }
+    if let Some(every) = recipe.window_pattern {
+        config["sliding_window"] = WINDOW.into();
+        config["sliding_window_pattern"] = every.into();
     }
     if let Some(first) = recipe.window_from {
         config["sliding_window"] = WINDOW.into();
@@ -238,8 +291,11 @@ fn tokenizer_json() -> serde_json::Value {
 }
 
 /// A tensor of GGUF as a checkpoint of `transformers` has it: a stack of experts is a tensor for each.
-fn of_transformers(tensor: Tensor) -> Vec<Tensor> {
-    let name = hugging_face_name(&tensor.name);
+fn of_transformers(recipe: &Recipe, mut tensor: Tensor) -> Vec<Tensor> {
+    if recipe.gamma_offset && tensor.name.contains("norm") {
+        tensor.values.iter_mut().for_each(|gamma| *gamma -= 1.0);
+    }
+    let name = hugging_face_name(recipe, &tensor.name);
     let &[experts, n, k] = &tensor.shape[..] else { return vec![Tensor { name, ..tensor }] };
     let expert = |(i, values): (usize, &[f32])| Tensor {
         name: name.replace("{}", &i.to_string()),
@@ -250,13 +306,16 @@ fn of_transformers(tensor: Tensor) -> Vec<Tensor> {
     tensor.values.chunks_exact(n * k).enumerate().map(expert).collect()
 }
 
-fn hugging_face_name(gguf: &str) -> String {
+fn hugging_face_name(recipe: &Recipe, gguf: &str) -> String {
+    let ffn_norm = if recipe.post_norms { "pre_feedforward_layernorm" } else { "post_attention_layernorm" };
     let names = [
         ("token_embd", "model.embed_tokens"),
         ("output_norm", "model.norm"),
         ("blk.", "model.layers."),
         ("attn_norm", "input_layernorm"),
-        ("ffn_norm", "post_attention_layernorm"),
+        ("ffn_norm", ffn_norm),
+        ("post_attention_norm", "post_attention_layernorm"),
+        ("post_ffw_norm", "post_feedforward_layernorm"),
         ("attn_q_norm", "self_attn.q_norm"),
         ("attn_k_norm", "self_attn.k_norm"),
         ("attn_q.", "self_attn.q_proj."),

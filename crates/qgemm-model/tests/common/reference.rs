@@ -10,11 +10,25 @@ use qgemm_model::{ExpertNumbers, Hyperparameters};
 /// Rows of features, one for each token.
 type Rows = Vec<Vec<f32>>;
 
+/// What is computed from a gate and up.
+#[derive(Clone, Copy)]
+pub enum Gate {
+    /// SiLU of the gate, times up.
+    Silu,
+    /// GELU of the gate by tanh, times up.
+    GeluTanh,
+}
+
 /// The pass, without qgemm's products.
 pub struct Reference<'a> {
     pub model: &'a Model,
     pub numbers: Hyperparameters,
     pub rotary_base: f64,
+    /// Frequency base of layers with a window, where it differs.
+    pub window_rotary_base: Option<f64>,
+    /// Factor of the embedding.
+    pub embedding_scale: f32,
+    pub gate: Gate,
     /// Whether rotary pairs are `(2i, 2i + 1)`.
     pub interleaved: bool,
     /// Whether activations are rounded to f16 where the model
@@ -22,13 +36,28 @@ pub struct Reference<'a> {
     pub rounds: bool,
 }
 
-impl Reference<'_> {
+impl<'a> Reference<'a> {
+    /// A Llama without roundings.
+    pub fn new(model: &'a Model, numbers: Hyperparameters) -> Self {
+        Self {
+            model,
+            numbers,
+            rotary_base: 10_000.0,
+            window_rotary_base: None,
+            embedding_scale: 1.0,
+            gate: Gate::Silu,
+            interleaved: true,
+            rounds: false,
+        }
+    }
+
     /// Logits of each token from `from` on, for each sequence:
     /// its tokens and `from`.
     pub fn logits(&self, sequences: &[(&[u32], usize)]) -> Vec<Rows> {
         let embedding = self.weight("token_embd");
         let ids = sequences.iter().flat_map(|(ids, _)| ids.iter());
-        let mut x: Rows = ids.map(|&id| embedding.dequantize_row(id as usize)).collect();
+        let of_token = |id: u32| embedding.dequantize_row(id as usize).into_iter().map(|v| v * self.embedding_scale);
+        let mut x: Rows = ids.map(|&id| of_token(id).collect()).collect();
         for layer in 0..self.numbers.layers {
             self.layer(layer, sequences, &mut x);
         }
@@ -49,7 +78,7 @@ impl Reference<'_> {
         let normed = self.normed(&name("attn_norm"), x);
         let [mut q, mut k, v] = ["attn_q", "attn_k", "attn_v"].map(|part| self.linear(&name(part), &normed));
         for (rows, part) in [(&mut q, "attn_q_norm"), (&mut k, "attn_k_norm")] {
-            if self.model.info(&name(part)).is_ok() {
+            if self.has(&name(part)) {
                 rows.iter_mut().for_each(|row| self.norm_heads(&name(part), row));
             }
         }
@@ -59,13 +88,18 @@ impl Reference<'_> {
             let rows = start..start + ids.len();
             start = rows.end;
             for row in q[rows.clone()].iter_mut().enumerate().chain(k[rows.clone()].iter_mut().enumerate()) {
-                self.rotate(row.0, row.1);
+                self.rotate(layer, row.0, row.1);
             }
-            let window = self.numbers.window_of(layer);
-            attended.extend(self.attention(&q[rows.clone()], &k[rows.clone()], &v[rows], window));
+            attended.extend(self.attention(layer, &q[rows.clone()], &k[rows.clone()], &v[rows]));
         }
-        add(x, &self.unrounded(&name("attn_output"), &attended));
-        let normed = self.normed(&name("ffn_norm"), x);
+        let has_post_norms = self.has(&name("post_ffw_norm"));
+        let post_norm = |part: &str, rows: Rows| match has_post_norms {
+            true => rows.iter().map(|row| self.rms_norm(row, &self.vector(&name(part)))).collect(),
+            false => rows,
+        };
+        add(x, &post_norm("post_attention_norm", self.unrounded(&name("attn_output"), &attended)));
+        let ffn_norm = if self.has(&name("ffn_norm")) { "ffn_norm" } else { "post_attention_norm" };
+        let normed = self.normed(&name(ffn_norm), x);
         let part = match self.numbers.experts {
             Some(experts) => self.experts(&name, experts, &normed),
             None => {
@@ -74,14 +108,18 @@ impl Reference<'_> {
                 self.unrounded(&down, &gated)
             }
         };
-        add(x, &part);
+        add(x, &post_norm("post_ffw_norm", part));
     }
 
-    /// SiLU of the gate, times up.
     fn gated(&self, gate: &[Vec<f32>], up: &[Vec<f32>]) -> Rows {
-        let of_row = |(gate, up): (&Vec<f32>, &Vec<f32>)| {
-            self.rounded(gate.iter().zip(up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect())
+        let of_pair = |(g, u): (&f32, &f32)| match self.gate {
+            Gate::Silu => g / (1.0 + (-g).exp()) * u,
+            Gate::GeluTanh => {
+                let inner = (2.0 / std::f32::consts::PI).sqrt() * (g + 0.044715 * g.powi(3));
+                0.5 * g * (1.0 + inner.tanh()) * u
+            }
         };
+        let of_row = |(gate, up): (&Vec<f32>, &Vec<f32>)| self.rounded(gate.iter().zip(up).map(of_pair).collect());
         gate.iter().zip(up).map(of_row).collect()
     }
 
@@ -89,7 +127,12 @@ impl Reference<'_> {
     fn experts(&self, name: &dyn Fn(&str) -> String, experts: ExpertNumbers, x: &[Vec<f32>]) -> Rows {
         let ExpertNumbers { count, per_token, renormalized, .. } = experts;
         let logits = self.unrounded(&name("ffn_gate_inp"), x);
-        let stacks = ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"].map(|part| self.stack(&name(part), count));
+        const PARTS: [&str; 3] = ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"];
+        let stacks = PARTS.map(|part| self.stack(&name(part), count));
+        let biases = PARTS.map(|part| {
+            let bias = format!("{}.bias", name(part));
+            if self.has(&bias) { self.vector(&bias) } else { Vec::new() }
+        });
         let of_token = |(x, logits): (&Vec<f32>, &Vec<f32>)| {
             let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             let scores: Vec<f32> = logits.iter().map(|logit| (logit - most).exp()).collect();
@@ -99,9 +142,13 @@ impl Reference<'_> {
             let all = if renormalized { order.iter().map(|&e| scores[e]).sum() } else { scores.iter().sum::<f32>() };
             let mut sum = vec![0.0; x.len()];
             for expert in order {
-                let of = |stack: &[Rows], x: &[f32]| vec![stack[expert].iter().map(|row| dot(row, x)).collect()];
-                let gated = self.gated(&of(&stacks[0], x), &of(&stacks[1], x)).remove(0);
-                let [down] = &of(&stacks[2], &gated)[..] else { unreachable!("one token") };
+                let of = |part: usize, x: &[f32]| -> Rows {
+                    let rows = &stacks[part][expert];
+                    let bias = |n: usize| biases[part].get(expert * rows.len() + n).copied().unwrap_or(0.0);
+                    vec![rows.iter().enumerate().map(|(n, row)| dot(row, x) + bias(n)).collect()]
+                };
+                let gated = self.gated(&of(0, x), &of(1, x)).remove(0);
+                let [down] = &of(2, &gated)[..] else { unreachable!("one token") };
                 let weight = scores[expert] / all;
                 sum.iter_mut().zip(down as &Vec<f32>).for_each(|(sum, v)| *sum += weight * v);
             }
@@ -120,18 +167,22 @@ impl Reference<'_> {
     }
 
     /// Causal attention of a sequence.
-    fn attention(&self, q: &[Vec<f32>], k: &[Vec<f32>], v: &[Vec<f32>], window: Option<usize>) -> Rows {
-        let Hyperparameters { heads, kv_heads, head_dim, .. } = self.numbers;
+    fn attention(&self, layer: usize, q: &[Vec<f32>], k: &[Vec<f32>], v: &[Vec<f32>]) -> Rows {
+        let Hyperparameters { heads, kv_heads, head_dim, score_scale, .. } = self.numbers;
+        let (window, sinks) = (self.numbers.window_of(layer), format!("blk.{layer}.attn_sinks"));
+        let sinks = self.has(&sinks).then(|| self.vector(&sinks));
+        let scale = score_scale.unwrap_or((head_dim as f32).sqrt().recip());
         let head = |row: &[f32], head: usize| row[head * head_dim..][..head_dim].to_vec();
         let of_token = |(token, q): (usize, &Vec<f32>)| {
             let of_head = |h: usize| {
                 let (query, shared) = (head(q, h), h / (heads / kv_heads));
-                let score = |key: &Vec<f32>| dot(&query, &head(key, shared)) / (head_dim as f32).sqrt();
+                let score = |key: &Vec<f32>| dot(&query, &head(key, shared)) * scale;
                 let first = window.map_or(0, |keys| (token + 1).saturating_sub(keys));
                 let scores: Vec<f32> = k[first..=token].iter().map(score).collect();
-                let most = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                let sink = sinks.as_ref().map_or(f32::NEG_INFINITY, |sinks| sinks[h]);
+                let most = scores.iter().copied().fold(sink, f32::max);
                 let weights: Vec<f32> = scores.iter().map(|s| (s - most).exp()).collect();
-                let total: f32 = weights.iter().sum();
+                let total = weights.iter().sum::<f32>() + (sink - most).exp();
                 let mut sum = vec![0.0; head_dim];
                 for (weight, value) in weights.iter().zip(&v[first..]) {
                     sum.iter_mut().zip(head(value, shared)).for_each(|(sum, v)| *sum += weight / total * v);
@@ -143,13 +194,15 @@ impl Reference<'_> {
         q.iter().enumerate().map(of_token).collect()
     }
 
-    fn rotate(&self, position: usize, row: &mut Vec<f32>) {
+    fn rotate(&self, layer: usize, position: usize, row: &mut Vec<f32>) {
         let dim = self.numbers.head_dim;
+        let of_window = self.window_rotary_base.filter(|_| self.numbers.window_of(layer).is_some());
+        let base = of_window.unwrap_or(self.rotary_base);
         let factors = self.model.dense("rope_freqs").map(|tensor| tensor.to_f32());
         for head in row.chunks_exact_mut(dim) {
             for pair in 0..dim / 2 {
                 let factor = factors.as_ref().map_or(1.0, |all| f64::from(all[pair]));
-                let angle = position as f64 * self.rotary_base.powf(-2.0 * pair as f64 / dim as f64) / factor;
+                let angle = position as f64 * base.powf(-2.0 * pair as f64 / dim as f64) / factor;
                 let (sin, cos) = (angle.sin() as f32, angle.cos() as f32);
                 let (a, b) = if self.interleaved { (2 * pair, 2 * pair + 1) } else { (pair, pair + dim / 2) };
                 (head[a], head[b]) = (head[a] * cos - head[b] * sin, head[b] * cos + head[a] * sin);
@@ -181,7 +234,7 @@ impl Reference<'_> {
 
     fn unrounded(&self, name: &str, x: &[Vec<f32>]) -> Rows {
         let mut rows = product(&self.weight(name), x);
-        if self.model.info(&format!("{name}.bias")).is_ok() {
+        if self.has(&format!("{name}.bias")) {
             let bias = self.vector(&format!("{name}.bias"));
             rows.iter_mut().for_each(|row| row.iter_mut().zip(&bias).for_each(|(v, b)| *v += b));
         }
@@ -190,6 +243,10 @@ impl Reference<'_> {
 
     fn rounded(&self, row: Vec<f32>) -> Vec<f32> {
         if self.rounds { row.into_iter().map(|v| f16::from_f32(v).to_f32()).collect() } else { row }
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.model.info(name).is_ok()
     }
 
     fn weight(&self, name: &str) -> HostWeight {

@@ -137,6 +137,7 @@ const PROGRAM: &[&str] = &[
     "ops/*/router_weights",
     "ops/*/status",
     "ops/*/products",
+    "ops/*/scale",
     "ops/*/top_k",
     "ops/*/renormalized",
     "ops/*/batch_invariant",

@@ -32,6 +32,8 @@ pub struct GatherRowsCase {
     pub d_gap: usize,
     /// Offset of D from an aligned address, in elements.
     pub d_offset: usize,
+    /// Factor of every element.
+    pub scale: f32,
     /// Seed of all random values.
     pub seed: u64,
 }
@@ -50,6 +52,7 @@ impl GatherRowsCase {
             bad_ids: false,
             d_gap: 0,
             d_offset: 0,
+            scale: 1.0,
             seed: 1,
         }
     }
@@ -72,7 +75,8 @@ impl GatherRowsCase {
 /// A line for tables: `5 of 70x64 q4_0->f16`, then non-default fields.
 impl fmt::Display for GatherRowsCase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { format, table_rows, rows, k, d_dtype, weights, act_order, bad_ids, d_gap, d_offset, seed } = self;
+        let Self { format, table_rows, rows, k, d_dtype, weights, act_order, bad_ids, d_gap, d_offset, scale, seed } =
+            self;
         write!(f, "{rows} of {table_rows}x{k} {format}->{d_dtype} {weights:?}")?;
         if let Some(order) = act_order {
             write!(f, " {order:?}")?;
@@ -84,6 +88,9 @@ impl fmt::Display for GatherRowsCase {
             if *value != 0 {
                 write!(f, " {name}={value}")?;
             }
+        }
+        if *scale != 1.0 {
+            write!(f, " scale={scale}")?;
         }
         write!(f, " seed={seed}")
     }

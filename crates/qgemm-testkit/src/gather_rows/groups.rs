@@ -22,7 +22,7 @@ const fn group(name: &'static str, summary: &'static str, cases: fn(Format) -> V
 pub(super) const GROUPS: &[Cases] = &[
     group("gather_rows_formats", "rows of every format to every type, around tiles and k-tiles", formats),
     group("gather_rows_ids", "ids that are no rows: zeros, and a status that names the first", ids),
-    group("gather_rows_layouts", "leading dimensions, offsets and permuted columns", layouts),
+    group("gather_rows_layouts", "leading dimensions, offsets, permuted columns and a scale", layouts),
 ];
 
 /// Ids and rows of W: one, and around tiles of 16 and 32 rows.
@@ -62,10 +62,17 @@ fn layouts(format: Format) -> Vec<GatherRowsCase> {
     let mut cases = vec![
         GatherRowsCase { d_dtype: DType::F16, d_gap: 3, d_offset: 1, ..case },
         GatherRowsCase { d_dtype: DType::BF16, d_gap: 8, seed: 2, ..case },
+        GatherRowsCase { scale: -25.3, d_dtype: DType::F32, seed: 5, ..case },
     ];
     if format.encoding == Encoding::IntZero {
         let case = GatherRowsCase { k: 3 * format.block_len + 9, ..case };
-        cases.push(GatherRowsCase { act_order: Some(ActOrder::Full), d_dtype: DType::F16, seed: 3, ..case });
+        cases.push(GatherRowsCase {
+            act_order: Some(ActOrder::Full),
+            d_dtype: DType::F16,
+            scale: 0.375,
+            seed: 3,
+            ..case
+        });
         cases.push(GatherRowsCase { act_order: Some(ActOrder::Padded), seed: 4, ..case });
     }
     cases
@@ -83,6 +90,7 @@ pub(super) fn random_case(all: &[Format], seed: u64) -> GatherRowsCase {
         bad_ids: rng.random_bool(0.3),
         d_gap: [0, 0, 1, 8][rng.random_range(0..4)],
         d_offset: [0, 0, 1, 3][rng.random_range(0..4)],
+        scale: [1.0, 1.0, 33.94, -0.5][rng.random_range(0..4)],
         seed,
         ..case
     }

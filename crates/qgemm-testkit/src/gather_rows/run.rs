@@ -37,7 +37,8 @@ fn judge(ctx: &Context, case: &GatherRowsCase, outcome: &mut Outcome) -> Result<
     let gather = GatherRows::new(&weight, case.rows)
         .d_dtype(case.d_dtype)
         .d_row_stride(stored.row_stride() as u64)
-        .d_alignment(stored.alignment());
+        .d_alignment(stored.alignment())
+        .scale(case.scale);
     let plan = ctx.plan_gather_rows(&gather).map_err(Failure::of_plan)?;
     outcome.kernel = Some(plan.kernel_name().to_owned());
     outcome.kernel_id = plan.kernel_id();
@@ -100,7 +101,7 @@ fn check_values(case: &GatherRowsCase, host: &HostWeight, ids: &[u32], got: &[f3
     };
     for (row, &id) in ids.iter().enumerate() {
         let expected = match (id as usize) < case.table_rows {
-            true => host.dequantize_row(id as usize),
+            true => host.dequantize_row(id as usize).into_iter().map(|value| value * case.scale).collect(),
             false => vec![0.0; case.k],
         };
         let is_exact = matches!(case.format.encoding, Encoding::Plain(_)) || expected.iter().all(|&value| value == 0.0);

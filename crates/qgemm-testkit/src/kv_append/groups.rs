@@ -84,7 +84,8 @@ fn angles() -> Vec<KvAppendCase> {
         RotaryScaling::None,
         RotaryScaling::Linear { factor: 4.0 },
         RotaryScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8192 },
-        RotaryScaling::Yarn { factor: 16.0, fast: 32.0, slow: 1.0, original: 4096 },
+        RotaryScaling::Yarn { factor: 16.0, fast: 32.0, slow: 1.0, original: 4096, truncate: true },
+        RotaryScaling::Yarn { factor: 32.0, fast: 32.0, slow: 1.0, original: 4096, truncate: false },
     ];
     let mut cases = Vec::new();
     for (i, scaling) in scalings.into_iter().enumerate() {

@@ -46,9 +46,13 @@ fn frequency(rotary: &RotaryCase, pair: usize) -> f64 {
                 (1.0 - smooth) * plain / factor + smooth * plain
             }
         }
-        RotaryScaling::Yarn { factor, fast, slow, original } => {
+        RotaryScaling::Yarn { factor, fast, slow, original, truncate } => {
             let of_turns = |turns: f64| dim * (original as f64 / (turns * TAU)).ln() / (2.0 * base.ln());
-            let (first, last) = (of_turns(fast).floor().max(0.0), of_turns(slow).ceil().min(dim - 1.0));
+            let ends = match truncate {
+                true => (of_turns(fast).floor(), of_turns(slow).ceil()),
+                false => (of_turns(fast), of_turns(slow)),
+            };
+            let (first, last) = (ends.0.max(0.0), ends.1.min(dim - 1.0));
             let ramp = ((pair as f64 - first) / (last - first).max(0.001)).clamp(0.0, 1.0);
             plain / factor * ramp + plain * (1.0 - ramp)
         }

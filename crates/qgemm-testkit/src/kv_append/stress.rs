@@ -47,7 +47,7 @@ pub(super) fn random_case(seed: u64) -> KvAppendCase {
             RotaryScaling::None,
             RotaryScaling::Linear { factor: 2.0 },
             RotaryScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8192 },
-            RotaryScaling::Yarn { factor: 4.0, fast: 32.0, slow: 1.0, original: 2048 },
+            RotaryScaling::Yarn { factor: 4.0, fast: 32.0, slow: 1.0, original: 2048, truncate: true },
         ],
     );
     let rotary = RotaryCase {

@@ -206,6 +206,7 @@ impl GatherKernel {
             modes: Modes { d: Some(op.d.dtype), ..Modes::default() }.packed(),
             d_row: stride(op.rows, op.d.row_stride),
             n_first: first as u32,
+            x_row: op.scale.to_bits(),
             ..Params::default()
         };
         let tiles = first / TILE_ROWS * self.tile_bytes..end.div_ceil(TILE_ROWS) * self.tile_bytes;

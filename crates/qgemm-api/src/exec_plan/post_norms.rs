@@ -1,0 +1,76 @@
+//! Layers whose parts have a second norm, before their result is added, as Gemma 3 has.
+
+use super::build::{Buffer, Builder};
+use super::file::PlannedOp;
+use super::layers::PLAIN;
+use super::operands::PlannedNorm;
+use super::product::{Product, known, op};
+use crate::architecture::{LayerTensors, NormTensors};
+use crate::error::Error;
+
+/// The residual stream between layers.
+pub(super) enum Hidden {
+    /// Its rows.
+    Rows(Buffer),
+    /// The normed result of a part, which the next norm adds to the rows.
+    Addends(Buffer, Buffer),
+}
+
+impl Builder<'_> {
+    /// Adds a layer of two norms a part.
+    pub(super) fn post_norm_layer(
+        &mut self,
+        i: usize,
+        layer: &LayerTensors,
+        [behind_attention, behind_feed_forward]: &[NormTensors; 2],
+        hidden: Hidden,
+    ) -> Result<Hidden, Error> {
+        let id = |role: &str| format!("blk.{i}.{role}");
+        let [before_attention, before_feed_forward] = &layer.norms;
+        let (rows, normed) = match hidden {
+            Hidden::Rows(rows) => (rows, None),
+            Hidden::Addends(part, rows) => {
+                let (sum, x) = (self.hidden(&format!("hidden.{i}"), rows.columns), id("attn_norm"));
+                let x = self.activation(&x, rows.columns);
+                self.norm_of_sum(id("attn_norm"), before_attention, [&part, &rows], &sum, &x)?;
+                (sum, Some(x))
+            }
+        };
+        let qkv = self.qkv(i, layer, &rows, normed)?;
+        let attended = self.attention(i, layer, qkv)?;
+        let part = self.hidden(&id("attn_output"), layer.o.n);
+        self.product(Product::new(id("attn_output"), &layer.o, attended, part.clone()))?;
+        let part = self.norm(id("attn_post_norm"), behind_attention, &part, part.clone())?;
+        let (sum, x) =
+            (self.hidden(&id("attn_residual"), part.columns), self.activation(&id("ffn_norm"), part.columns));
+        self.norm_of_sum(id("ffn_norm"), before_feed_forward, [&part, &rows], &sum, &x)?;
+        let part = self.feed_forward(i, &layer.feed_forward, None, x, None)?;
+        let part = self.norm(id("ffn_post_norm"), behind_feed_forward, &part, part.clone())?;
+        Ok(Hidden::Addends(part, sum))
+    }
+
+    /// Adds the norm of `x + residual` into `d`, which also writes the sum.
+    ///
+    /// Outputs of fewer rows have those of the last row of each equal share.
+    pub(super) fn norm_of_sum(
+        &mut self,
+        op_id: String,
+        of: &NormTensors,
+        [x, residual]: [&Buffer; 2],
+        sum: &Buffer,
+        d: &Buffer,
+    ) -> Result<(), Error> {
+        let every = x.rows.checked_div(d.rows).filter(|every| *every > 1);
+        let norm = PlannedNorm { every, sum: Some(sum.name.clone()), ..self.planned_norm(of) };
+        [x, residual, sum].into_iter().try_for_each(|buffer| self.reads(buffer))?;
+        self.uses_norm(&norm, x.columns);
+        let described = norm.describe([d.rows, x.columns], x.dtype, Some(d.dtype))?;
+        let ctx = self.ctx;
+        let record = known(&mut self.planned, format!("{described:?}"), || ctx.explain_norm(&described))?;
+        let residual_of = Some(residual.name.clone());
+        let op = PlannedOp { norm: Some(norm), residual: residual_of, ..op(op_id.clone(), [x, d], PLAIN, &record)? };
+        self.push(op, d, &[x.name.clone(), residual.name.clone()])?;
+        self.out.writers.insert(sum.name.clone(), op_id);
+        Ok(())
+    }
+}
