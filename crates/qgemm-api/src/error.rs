@@ -418,6 +418,26 @@ pub enum Error {
     /// A gated pair has no activation.
     #[error("a gated pair needs an activation: state it with `Problem::activation`, be it the identity")]
     MissingActivation,
+    /// An activation of gated pairs in an operation without them.
+    #[error("{activation} needs gate and up: {got} has one output; load a gated pair (`Context::load_gated`)")]
+    ActivationOfPairs {
+        /// The activation.
+        activation: qgemm_hal::Activation,
+        /// Stated operation or weight.
+        got: &'static str,
+    },
+    /// Invalid number of an activation.
+    #[error("{name} of {activation}: expected {expected}, got {got}")]
+    ActivationNumber {
+        /// The activation's name.
+        activation: &'static str,
+        /// `alpha`, `beta` or `limit`.
+        name: &'static str,
+        /// Valid values.
+        expected: &'static str,
+        /// Given value.
+        got: f32,
+    },
     /// A gated pair has a C.
     #[error("a gated pair takes no C: expected none (a residual is added to the product), got beta = {beta}")]
     GatedWithC {

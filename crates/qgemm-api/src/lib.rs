@@ -82,6 +82,7 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+mod activation;
 mod architecture;
 mod attention;
 mod backends;
@@ -167,12 +168,12 @@ pub use qgemm_formats::packed_file::{PackedParts, PackedWeight};
 pub use qgemm_formats::prepack::FragmentLayout;
 pub use qgemm_formats::{
     ActivationFormat, DType, Element, ElementType, Format, FormatError, HostExperts, HostWeight, NO_COLUMN, Quantized,
-    SharedBytes, XCode, XFactor, XFormat, XParts, format_for_k, half, quantize_matrix,
+    SharedBytes, XCode, XFactor, XFormat, XParts, format_for_k, half, pair_bias, quantize_matrix,
 };
 pub use qgemm_hal::op::sampling::SamplingParameters;
 pub use qgemm_hal::{
-    Activation, Buffer, BufferMut, BufferRef, Combine, Device, DeviceId, DeviceInfo, DeviceKind, Event, ExpertFault,
-    ExpertGroups, FactorFormat, Feature, HalError, KvFormat, MaskBits, MatmulLayout, NormFunction, NormKind, Scoring,
+    Activation, Buffer, BufferMut, BufferRef, ClampedSwiglu, Combine, Device, DeviceId, DeviceInfo, DeviceKind, Event,
+    ExpertFault, ExpertGroups, FactorFormat, Feature, HalError, KvFormat, MaskBits, MatmulLayout, NormFunction, NormKind, Scoring,
     Stream, UpdateKind, UpdateRule, XPrecision,
 };
 pub use qgemm_sched::SchedError;

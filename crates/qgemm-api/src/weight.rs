@@ -110,15 +110,10 @@ pub(crate) struct Memory {
 }
 
 impl Weight {
-    /// Loads gate and up of a gated layer as one weight.
-    pub(crate) fn load_gated(
-        device: &dyn Device,
-        stream: &Stream,
-        gate: &HostWeight,
-        up: &HostWeight,
-    ) -> Result<Self, Error> {
-        let mut pair = Self::load(device, stream, &HostWeight::gated_pair(gate, up)?)?;
-        pair.shape = WeightShape { n: gate.n(), gated: true, ..pair.shape };
+    /// Loads a gated pair with `n` output features.
+    pub(crate) fn load_pair(device: &dyn Device, stream: &Stream, pair: &HostWeight, n: usize) -> Result<Self, Error> {
+        let mut pair = Self::load(device, stream, pair)?;
+        pair.shape = WeightShape { n, gated: true, ..pair.shape };
         Ok(pair)
     }
 

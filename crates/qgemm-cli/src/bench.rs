@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use anyhow::{Context as _, bail, ensure};
 use clap::ValueEnum;
 use qgemm_api::{
-    Context, DType, DeviceKind, FactorFormat, KvFormat, MatmulLayout, NormKind, Profile, Tuned, XFormat, XPrecision,
+    Activation, Context, DType, DeviceKind, FactorFormat, KvFormat, MatmulLayout, NormKind, Profile, Tuned, XFormat, XPrecision,
 };
 use serde::{Deserialize, Serialize};
 
@@ -101,6 +101,10 @@ pub struct Args {
     /// experts: how rows are assigned (default: every form).
     #[arg(long, value_enum)]
     pub form: Option<Form>,
+    /// experts, `--form layer`: activation of gate and up, such as
+    /// `gelu_tanh` or `clamped_swiglu(1.702,1,7)`.
+    #[arg(long, default_value_t = Activation::Silu)]
+    pub activation: Activation,
     /// experts: tokens are distributed by Zipf's law (expert r gets a
     /// share of 1/r), not evenly.
     #[arg(long)]

@@ -68,6 +68,21 @@ impl HostExperts {
         Ok(Self { features, gated: true, ..Self::new(&paired?)? })
     }
 
+    /// Stacks gated pairs whose gate and up rows alternate, one per expert: see
+    /// [`HostWeight::interleaved_pair`].
+    ///
+    /// # Errors
+    /// As [`HostExperts::new`], and [`FormatError::PairMismatch`] for an odd number of rows.
+    pub fn interleaved(experts: &[HostWeight]) -> Result<Self, FormatError> {
+        let first = experts.first().ok_or(FormatError::NoExperts)?;
+        let features = first.n() / 2;
+        for (expert, weight) in experts.iter().enumerate() {
+            check_alike(expert, first, weight)?;
+        }
+        let paired: Result<Vec<_>, _> = experts.iter().map(HostWeight::interleaved_pair).collect();
+        Ok(Self { features, gated: true, ..Self::new(&paired?)? })
+    }
+
     /// Splits a stacked weight into `experts` experts of equal row count, as in GGUF's
     /// three-dimensional tensors.
     ///

@@ -31,69 +31,94 @@ impl HostWeight {
     /// differ; [`FormatError::Overflow`].
     pub fn gated_pair(gate: &Self, up: &Self) -> Result<Self, FormatError> {
         check_alike(gate, up)?;
-        let (format, n, stored_k) = (gate.format(), gate.n(), gate.stored_k());
-        let groups = n.div_ceil(PAIR_ROWS);
-        let row_bytes = format.row_bytes(stored_k);
-        let overflow = || FormatError::Overflow {
-            what: format!("gated pair of {format} weights"),
-            dims: vec![n as u64, stored_k as u64],
-        };
-        let group_bytes = row_bytes.checked_mul(2 * PAIR_ROWS).ok_or_else(overflow)?;
-        let mut blocks = vec![0; group_bytes.checked_mul(groups).ok_or_else(overflow)?];
-        blocks.par_chunks_mut(group_bytes).enumerate().for_each(|(group, out)| {
-            for (out, weight) in out.chunks_exact_mut(group_bytes / 2).zip([gate, up]) {
-                let rows = group * PAIR_ROWS..n.min((group + 1) * PAIR_ROWS);
-                let bytes = &weight.blocks()[rows.start * row_bytes..rows.end * row_bytes];
-                out[..bytes.len()].copy_from_slice(bytes);
-            }
-        });
-        let rows = pair_rows(n).ok_or_else(overflow)?;
-        let pair = match gate.k_order() {
-            None => Self::new(format, rows, gate.k(), blocks.into())?,
-            Some(order) => Self::with_k_order(format, rows, gate.k(), blocks.into(), order.to_vec())?,
-        }
-        .with_stated_x(Self::stated_by_all([gate, up].into_iter()));
-        if gate.row_scale().is_none() && up.row_scale().is_none() {
-            return Ok(pair);
-        }
-        let mut scales = vec![0.0; rows];
-        for (first, weight) in [(0, gate), (PAIR_ROWS, up)] {
-            for row in 0..n {
-                let at = row / PAIR_ROWS * 2 * PAIR_ROWS + row % PAIR_ROWS + first;
-                scales[at] = weight.row_scale().map_or(1.0, |scales| scales[row]);
-            }
-        }
-        pair.with_row_scale(scales)
+        in_eights(gate.n(), [gate, up].map(|weight| Every { weight, first: 0, step: 1 }))
+    }
+
+    /// [`HostWeight::gated_pair`] of a weight with alternating gate and
+    /// up rows (gate first), as gpt-oss stores them. Every
+    /// format serves: rows are independent, and rows with shared
+    /// scales (128×128 blocks) stay in runs of 8.
+    /// [`pair_bias`] reorders its bias.
+    ///
+    /// # Errors
+    /// [`FormatError::PairMismatch`] for an odd number of rows;
+    /// [`FormatError::Overflow`].
+    pub fn interleaved_pair(&self) -> Result<Self, FormatError> {
+        check_even(self.n(), "number of alternate rows")?;
+        in_eights(self.n() / 2, [0, 1].map(|first| Every { weight: self, first, step: 2 }))
     }
 }
 
-impl HostWeight {
-    /// Splits a weight with alternating gate and up rows (gate
-    /// first), as in gpt-oss.
-    ///
-    /// # Errors
-    /// [`FormatError::PairMismatch`] for an odd number of rows.
-    pub fn interleaved_pair(&self) -> Result<[Self; 2], FormatError> {
-        let (format, rows, k) = (self.format(), self.n(), self.k());
-        if !rows.is_multiple_of(2) {
-            let (gate, up) = (rows.div_ceil(2).to_string(), (rows / 2).to_string());
-            return Err(FormatError::PairMismatch { what: "number of alternate rows", gate, up });
-        }
-        let row_bytes = format.row_bytes(self.stored_k());
-        let one = |first: usize| {
-            let rows_of = self.blocks().chunks_exact(row_bytes).skip(first).step_by(2);
-            let blocks: Vec<u8> = rows_of.flatten().copied().collect();
-            let weight = match self.k_order() {
-                None => Self::new(format, rows / 2, k, blocks.into())?,
-                Some(order) => Self::with_k_order(format, rows / 2, k, blocks.into(), order.to_vec())?,
-            };
-            match self.row_scale() {
-                None => Ok(weight),
-                Some(scales) => weight.with_row_scale(scales.iter().skip(first).step_by(2).copied().collect()),
-            }
-        };
-        Ok([one(0)?, one(1)?])
+/// Bias of a gated pair, first the gate's, from alternating values
+/// of gate and up (gate first).
+///
+/// # Errors
+/// [`FormatError::PairMismatch`] for an odd number of values.
+pub fn pair_bias<T: Copy>(interleaved: &[T]) -> Result<Vec<T>, FormatError> {
+    check_even(interleaved.len(), "number of alternate biases")?;
+    let of = |first| interleaved.iter().skip(first).step_by(2).copied();
+    Ok(of(0).chain(of(1)).collect())
+}
+
+fn check_even(count: usize, what: &'static str) -> Result<(), FormatError> {
+    if count.is_multiple_of(2) {
+        return Ok(());
     }
+    let (gate, up) = (count.div_ceil(2).to_string(), (count / 2).to_string());
+    Err(FormatError::PairMismatch { what, gate, up })
+}
+
+/// Rows of a weight at equal distances.
+#[derive(Clone, Copy)]
+struct Every<'a> {
+    weight: &'a HostWeight,
+    first: usize,
+    step: usize,
+}
+
+impl Every<'_> {
+    fn row(&self, i: usize) -> usize {
+        self.first + i * self.step
+    }
+}
+
+/// A pair of `n` rows of gate and up, in runs of 8.
+fn in_eights(n: usize, parts: [Every<'_>; 2]) -> Result<HostWeight, FormatError> {
+    let gate = parts[0].weight;
+    let (format, stored_k) = (gate.format(), gate.stored_k());
+    let groups = n.div_ceil(PAIR_ROWS);
+    let row_bytes = format.row_bytes(stored_k);
+    let overflow = || FormatError::Overflow {
+        what: format!("gated pair of {format} weights"),
+        dims: vec![n as u64, stored_k as u64],
+    };
+    let group_bytes = row_bytes.checked_mul(2 * PAIR_ROWS).ok_or_else(overflow)?;
+    let mut blocks = vec![0; group_bytes.checked_mul(groups).ok_or_else(overflow)?];
+    blocks.par_chunks_mut(group_bytes).enumerate().for_each(|(group, out)| {
+        for (out, part) in out.chunks_exact_mut(group_bytes / 2).zip(&parts) {
+            let rows = group * PAIR_ROWS..n.min((group + 1) * PAIR_ROWS);
+            for (out, row) in out.chunks_exact_mut(row_bytes).zip(rows) {
+                out.copy_from_slice(part.weight.row(part.row(row)));
+            }
+        }
+    });
+    let rows = pair_rows(n).ok_or_else(overflow)?;
+    let pair = match gate.k_order() {
+        None => HostWeight::new(format, rows, gate.k(), blocks.into())?,
+        Some(order) => HostWeight::with_k_order(format, rows, gate.k(), blocks.into(), order.to_vec())?,
+    }
+    .with_stated_x(HostWeight::stated_by_all(parts.iter().map(|part| part.weight)));
+    if parts.iter().all(|part| part.weight.row_scale().is_none()) {
+        return Ok(pair);
+    }
+    let mut scales = vec![0.0; rows];
+    for (first, part) in [0, PAIR_ROWS].into_iter().zip(&parts) {
+        for row in 0..n {
+            let at = row / PAIR_ROWS * 2 * PAIR_ROWS + row % PAIR_ROWS + first;
+            scales[at] = part.weight.row_scale().map_or(1.0, |scales| scales[part.row(row)]);
+        }
+    }
+    pair.with_row_scale(scales)
 }
 
 fn check_alike(gate: &HostWeight, up: &HostWeight) -> Result<(), FormatError> {
@@ -160,6 +185,31 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn alternating_rows_make_the_pair_of_their_halves() {
+        for format in Format::all() {
+            for n in [1, 8, 19] {
+                let both = weight(format, 2 * n, 2, 3);
+                let scales: Vec<f32> = (0..2 * n).map(|i| i as f32 + 0.5).collect();
+                let of = |weight: &HostWeight, first: usize| {
+                    let blocks: Vec<u8> = (0..n).flat_map(|i| weight.row(2 * i + first).to_vec()).collect();
+                    let scales = (0..n).map(|i| scales[2 * i + first]).collect();
+                    let one = HostWeight::new(format, n, both.k(), blocks.into()).expect("valid");
+                    one.with_row_scale(scales).expect("one each")
+                };
+                let expected = HostWeight::gated_pair(&of(&both, 0), &of(&both, 1)).expect("alike");
+                let pair = both.clone().with_row_scale(scales.clone()).expect("one each").interleaved_pair().expect("even");
+                assert_eq!((pair.n(), pair.k()), (expected.n(), expected.k()), "{format}");
+                assert_eq!(pair.blocks()[..], expected.blocks()[..], "{format}");
+                assert_eq!(pair.row_scale(), expected.row_scale(), "{format}");
+            }
+            let odd = weight(format, 3, 1, 1).interleaved_pair();
+            assert!(matches!(odd, Err(FormatError::PairMismatch { .. })), "{odd:?}");
+        }
+        assert_eq!(pair_bias(&[1, 2, 3, 4, 5, 6]).expect("even"), [1, 3, 5, 2, 4, 6]);
+        assert!(pair_bias(&[1.0; 3]).is_err());
     }
 
     #[test]

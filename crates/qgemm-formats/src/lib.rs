@@ -31,7 +31,7 @@ pub use dtype::DType;
 pub use element::{Element, ElementType};
 pub use error::FormatError;
 pub use experts::{EXPERT_ROWS, HostExperts};
-pub use gated::PAIR_ROWS;
+pub use gated::{PAIR_ROWS, pair_bias};
 /// 16-bit floating-point types.
 pub use half;
 pub use quantize::{Quantized, format_for_k, quantize_matrix};

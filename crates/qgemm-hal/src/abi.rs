@@ -7,7 +7,7 @@ mod flags;
 use bytemuck::{Pod, Zeroable};
 
 use crate::op::experts::{ExpertFault, ExpertForm};
-use crate::op::gemm::Activation;
+use crate::op::gemm::{Activation, ClampedSwiglu};
 
 pub use flags::*;
 
@@ -78,7 +78,8 @@ abi_struct! {
         pub out_features: u32,
         /// Scale of the product.
         pub alpha: f32,
-        /// Scale of C.
+        /// Scale of C; beta of a clamped SwiGLU, whose pairs
+        /// have no C.
         pub beta: f32,
     }
 }
@@ -116,7 +117,8 @@ abi_struct! {
         pub x_dtype: u32,
         /// Scale of the product.
         pub alpha: f32,
-        /// Scale of C.
+        /// Scale of C; beta of a clamped SwiGLU, whose pairs
+        /// have no C.
         pub beta: f32,
         /// Columns of D.
         pub out_features: u32,
@@ -155,7 +157,8 @@ abi_struct! {
         pub x_row: u64,
         /// Stride between columns of X, in elements.
         pub x_col: u64,
-        /// Stride between rows of C, in elements.
+        /// Stride between rows of C, in elements; of a clamped SwiGLU
+        /// the bits of alpha (lower half) and limit.
         pub c_row: u64,
         /// Stride between rows of D, in elements.
         pub d_row: u64,
@@ -213,8 +216,8 @@ abi_struct! {
         pub experts: u32,
         /// Experts of a token.
         pub top_k: u32,
-        /// `FLAG_` constants: `BIAS`, `SIGMOID`, `RENORMALIZE`,
-        /// `LISTS`, `COUNTS`, `GIVEN_IDS`.
+        /// `FLAG_` constants: `BIAS`, `SIGMOID`, `SQRT_SOFTPLUS`,
+        /// `RENORMALIZE`, `LISTS`, `COUNTS`, `GIVEN_IDS`.
         pub flags: u32,
         /// Groups of experts; 0 without groups.
         pub groups: u32,
@@ -431,6 +434,8 @@ pub const ACTIVATIONS: &[(&str, Activation)] = &[
     ("SILU", Activation::Silu),
     ("GELU_TANH", Activation::GeluTanh),
     ("GELU_ERF", Activation::GeluErf),
+    ("RELU_SQUARED", Activation::ReluSquared),
+    ("CLAMPED_SWIGLU", Activation::ClampedSwiglu(ClampedSwiglu::silu(1.0))),
 ];
 
 /// Number of an activation in kernels.
@@ -441,6 +446,8 @@ pub const fn activation_code(activation: Activation) -> u32 {
         Activation::Silu => 2,
         Activation::GeluTanh => 3,
         Activation::GeluErf => 4,
+        Activation::ReluSquared => 5,
+        Activation::ClampedSwiglu(_) => 6,
     }
 }
 

@@ -6,6 +6,7 @@ fn activate(v: vec4<f32>) -> vec4<f32> {
     let x = clamp(v, vec4<f32>(-64.0), vec4<f32>(64.0));
     switch mode(ACTIVATION_MODE) {
         case ACTIVATION_RELU: { return select(v, vec4<f32>(), v < vec4<f32>()); }
+        case ACTIVATION_RELU_SQUARED: { return select(v * v, vec4<f32>(), v < vec4<f32>()); }
         case ACTIVATION_SILU: { return v * sigmoid(clamp(v, vec4<f32>(-100.0), vec4<f32>(100.0))); }
         // sigmoid(2u) = (1 + tanh(u)) / 2, without cancellation.
         case ACTIVATION_GELU_TANH: { return v * sigmoid(1.59576912 * (x + 0.044715 * x * x * x)); }

@@ -2,7 +2,7 @@
 //   v = alpha * row_scale * token_scale * acc
 //       + beta * C + bias
 //   D = activation(v) + residual
-//   D = activation(v_gate) * v_up + residual  (gated pair)
+//   D = of_gate(v_gate) * of_up(v_up) + residual  (gated pair)
 //
 // An invocation finishes four rows of W and the four rows
 // eight further; `row % 16` is 0 or 4.
@@ -35,12 +35,31 @@ fn store8(token: u32, row: u32, low: vec4<f32>, high: vec4<f32>) {
         let bias_index = feature + select(0u, p.shape.out_features, gated && second);
         let value = linear(m, of_half, bias_index, count, select(low, high, second));
         if (gated && second) {
-            up = value;
+            up = of_up(value);
         } else {
-            let finished = activate(value) * select(vec4<f32>(1.0), up, gated);
+            let finished = of_gate(value) * select(vec4<f32>(1.0), up, gated);
             store4(m, feature, count, finished + residual(m, feature, count));
         }
     }
+}
+
+// Activation of a gate, or of a single output.
+fn of_gate(v: vec4<f32>) -> vec4<f32> {
+    if (mode(ACTIVATION_MODE) != ACTIVATION_CLAMPED_SWIGLU) {
+        return activate(v);
+    }
+    let limit = vec4<f32>(swiglu_limit());
+    // A selection keeps NaN.
+    let gate = select(v, limit, v > limit);
+    return gate * sigmoid(clamp(swiglu_alpha() * gate, vec4<f32>(-100.0), vec4<f32>(100.0)));
+}
+
+fn of_up(v: vec4<f32>) -> vec4<f32> {
+    if (mode(ACTIVATION_MODE) != ACTIVATION_CLAMPED_SWIGLU) {
+        return v;
+    }
+    let limit = vec4<f32>(swiglu_limit());
+    return select(select(v, -limit, v < -limit), limit, v > limit) + p.shape.beta;
 }
 
 // Four indices from `first` on, clamped to `count` indices.

@@ -14,14 +14,14 @@ struct Params {
     first_expert: u32,      // first expert of this dispatch whose weight is bound
     bound_experts: u32,     // number of such experts
     d_row: u32,             // elements between rows of D
-    c_row: u32,             // elements between rows of C
+    c_row: u32,             // elements between rows of C; bits of a clamped SwiGLU's alpha
     residual_row: u32,      // elements between rows of the residual
     row_pitch: u32,         // rows of W from expert to expert: whole tiles
     w_base: u32,            // vectors of four words
     token_scale_base: u32,
     bases: vec2<u32>,       // 8-bit offsets: X, row scales, orders, index; bias, C, residual, D
     x_scale_row: u32,       // words between scale rows of a quantized X (column-order binding)
-    reserved: u32,
+    limit: f32,             // of a clamped SwiGLU
 }
 
 var<immediate> p: Params;
@@ -178,6 +178,16 @@ fn c_first() -> u32 {
 
 fn c_row() -> u32 {
     return p.c_row;
+}
+
+// A gated pair has no C.
+// Its row stride holds alpha of a clamped SwiGLU.
+fn swiglu_alpha() -> f32 {
+    return bitcast<f32>(p.c_row);
+}
+
+fn swiglu_limit() -> f32 {
+    return p.limit;
 }
 
 fn bias_first() -> u32 {

@@ -82,6 +82,7 @@ fn slope(at: vec4<f32>) -> vec4<f32> {
     var dx = vec4<f32>(1.0);
     switch mode(ACTIVATION_MODE) {
         case ACTIVATION_RELU: { return select(vec4<f32>(), vec4<f32>(1.0), at > vec4<f32>()); }
+        case ACTIVATION_RELU_SQUARED: { return select(2.0 * at, vec4<f32>(), at < vec4<f32>()); }
         case ACTIVATION_GELU_ERF: { return normal_cdf(v) + v * 0.398942280 * exp(-0.5 * v * v); }
         case ACTIVATION_SILU: {}
         case ACTIVATION_GELU_TANH: {

@@ -9,7 +9,7 @@ struct Params {
     modes: u32,           // `mode()` reads it, and `splits()`
     x_row: u32,           // elements between rows of X
     x_col: u32,           // elements between columns of X; quantized X: words between scale rows
-    c_row: u32,           // elements between rows of C
+    c_row: u32,           // elements between rows of C; bits of a clamped SwiGLU's alpha
     d_row: u32,           // elements between rows of D
     residual_row: u32,    // elements between rows of the residual
     n_first: u32,         // first row of W in the dispatch and binding, a multiple of 16
@@ -17,7 +17,7 @@ struct Params {
     w_base: u32,          // vectors of four words
     row_scale_base: u32,
     k_order_base: u32,
-    c_base: u32,
+    c_base: u32,          // or bits of a clamped SwiGLU's limit
     bias_base: u32,
     token_scale_base: u32,
     residual_base: u32,
@@ -85,6 +85,16 @@ fn c_first() -> u32 {
 
 fn c_row() -> u32 {
     return p.c_row;
+}
+
+// A gated pair has no C.
+// Its fields hold the numbers of a clamped SwiGLU.
+fn swiglu_alpha() -> f32 {
+    return bitcast<f32>(p.c_row);
+}
+
+fn swiglu_limit() -> f32 {
+    return bitcast<f32>(p.c_base);
 }
 
 fn bias_first() -> u32 {

@@ -10,7 +10,7 @@
 @group(0) @binding(3) var<storage, read_write> weights: array<f32>;
 
 const MOST_EXPERTS: u32 = 1024u;
-const MOST_TOP_K: u32 = 16u;
+const MOST_TOP_K: u32 = 32u;
 const INFINITY: u32 = 0xff800000u;  // in the order of `ordered`
 const MINUS_INFINITY: u32 = 0x007fffffu;
 
@@ -89,6 +89,34 @@ fn sigmoid(key: u32) -> f32 {
     let x = number(key);
     let e = exp_nonpositive(-abs(x));
     return select(1.0, e, x < 0.0) / (1.0 + e);
+}
+
+// sqrt(ln(1 + exp(x))).
+// ln(1 + e) is 2 * atanh(s) with s = e / (2 + e) ≤ 1/3.
+// Below -16 it is e up to rounding.
+fn sqrt_softplus(key: u32) -> f32 {
+    if (key == INFINITY) {
+        return number(key);
+    }
+    if (key == MINUS_INFINITY) {
+        return 0.0;
+    }
+    let x = number(key);
+    if (x < -16.0) {
+        return exp_nonpositive(max(0.5 * x, -100.0));
+    }
+    let e = exp_nonpositive(-abs(x));
+    let s = e / (2.0 + e);
+    let square = s * s;
+    var q = 0.0666666667;
+    q = q * square + 0.0769230769;
+    q = q * square + 0.0909090909;
+    q = q * square + 0.111111111;
+    q = q * square + 0.142857143;
+    q = q * square + 0.2;
+    q = q * square + 0.333333333;
+    q = q * square + 1.0;
+    return sqrt(max(x, 0.0) + 2.0 * s * q);
 }
 
 // exp(logit - largest logit).
@@ -199,6 +227,10 @@ fn main(
     if (has(FLAG_SIGMOID)) {
         for (var e = thread; e < logit_experts(); e += THREADS) {
             scores[e] = select(sigmoid(keys[e]), 0.0, keys[e] == 0u);
+        }
+    } else if (has(FLAG_SQRT_SOFTPLUS)) {
+        for (var e = thread; e < logit_experts(); e += THREADS) {
+            scores[e] = select(sqrt_softplus(keys[e]), 0.0, keys[e] == 0u);
         }
     } else {
         find_best(thread);

@@ -46,7 +46,25 @@ impl Context {
     /// # Errors
     /// As [`Context::load_gated`], and when the stream belongs to another device.
     pub fn load_gated_on(&self, stream: &Stream, gate: &HostWeight, up: &HostWeight) -> Result<Weight, Error> {
-        Weight::load_gated(&*self.device, stream, gate, up)
+        Weight::load_pair(&*self.device, stream, &HostWeight::gated_pair(gate, up)?, gate.n())
+    }
+
+    /// [`Context::load_gated`] of one weight with alternating gate and up rows (gate
+    /// first). [`pair_bias`](crate::pair_bias) reorders its bias.
+    ///
+    /// # Errors
+    /// [`FormatError::PairMismatch`](crate::FormatError::PairMismatch) for an odd number of
+    /// rows. Others as in [`Context::load`].
+    pub fn load_interleaved(&self, gate_up: &HostWeight) -> Result<Weight, Error> {
+        self.load_interleaved_on(&self.default_stream(), gate_up)
+    }
+
+    /// [`Context::load_interleaved`] on the given stream; see [`Context::load_on`].
+    ///
+    /// # Errors
+    /// As [`Context::load_interleaved`], and when the stream belongs to another device.
+    pub fn load_interleaved_on(&self, stream: &Stream, gate_up: &HostWeight) -> Result<Weight, Error> {
+        Weight::load_pair(&*self.device, stream, &gate_up.interleaved_pair()?, gate_up.n() / 2)
     }
 
     /// Packs weights of the same input (e.g. Q, K and V) as segments with one X.

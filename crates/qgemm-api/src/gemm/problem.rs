@@ -7,6 +7,7 @@ use qgemm_hal::{
 };
 use qgemm_sched::Preferences;
 
+use crate::activation::check_activation;
 use crate::error::Error;
 use crate::norm::check_function;
 use crate::operand::{Extent, Stored, WIDE_ACCESS, check_dimension};
@@ -230,7 +231,8 @@ impl Problem {
     }
 
     /// Activation function, applied after all additions above. A gated pair applies it
-    /// to the gate and multiplies with the up.
+    /// to the gate and multiplies with the up. [`Activation::ClampedSwiglu`] is for
+    /// gated pairs only.
     pub fn activation(mut self, activation: Activation) -> Self {
         self.activation = Some(activation);
         self
@@ -360,6 +362,7 @@ impl Problem {
             None if gated => return Err(Error::MissingActivation),
             activation => activation.unwrap_or_default(),
         };
+        check_activation(activation, gated, "this product")?;
 
         let x = self.check_x(k)?;
         let x_dtype = self.x_format.plain().unwrap_or(DType::F32);

@@ -3,6 +3,7 @@
 use qgemm_formats::{DType, XFormat};
 use qgemm_hal::{Activation, BatchedDense, CheckedMatmul, FactorFormat, XPrecision};
 
+use crate::activation::check_activation;
 use crate::error::Error;
 use crate::operand::{StoredRows, WIDE_ACCESS, check_dimension};
 use crate::quantization::Quantization;
@@ -436,6 +437,7 @@ impl Matmul {
     pub(crate) fn check(&self) -> Result<CheckedMatmul, Error> {
         let &Self { m, n, k, batch, alpha, bias, activation, slope, k_grouped, operand_precision, .. } = self;
         let &Self { a_scaled, b_scaled, rows_grouped, .. } = self;
+        check_activation(activation, false, "`matmul`")?;
         for (name, got) in [("M", m), ("N", n), ("K", k), ("batch", batch)] {
             check_dimension(name, got)?;
         }

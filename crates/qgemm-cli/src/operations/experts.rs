@@ -211,6 +211,7 @@ fn measure_layer(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) 
             moe.x_dtype(x_dtype)
                 .d_dtype(x_dtype)
                 .x_precision(args.x_precision)
+                .activation(args.activation)
                 .routed(DType::F32, |routing| routing.renormalized())
         })?;
         Ok((layer, bytes))

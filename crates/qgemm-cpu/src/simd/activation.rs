@@ -5,51 +5,100 @@
 
 use std::f32::consts::{FRAC_2_SQRT_PI, LOG2_E, SQRT_2};
 
+use qgemm_hal::ClampedSwiglu;
+
 use super::vector::Vector;
 
 /// An activation.
-pub trait Function {
-    /// Value of the function.
+pub trait Function: Copy {
+    /// Value of the function; in a gated pair, of the gate.
     ///
     /// # Safety
     /// As for [`Vector`]'s functions.
-    unsafe fn of<V: Vector>(v: V::Floats) -> V::Floats;
+    unsafe fn of<V: Vector>(self, v: V::Floats) -> V::Floats;
+
+    /// Factor of the gate's value, from the up.
+    ///
+    /// # Safety
+    /// As for [`Vector`]'s functions.
+    #[inline(always)]
+    unsafe fn of_up<V: Vector>(self, up: V::Floats) -> V::Floats {
+        up
+    }
 }
 
 /// Identity.
+#[derive(Clone, Copy)]
 pub struct Identity;
 impl Function for Identity {
     #[inline(always)]
-    unsafe fn of<V: Vector>(v: V::Floats) -> V::Floats {
+    unsafe fn of<V: Vector>(self, v: V::Floats) -> V::Floats {
         v
     }
 }
 
 /// `max(v, 0)`; keeps NaN.
+#[derive(Clone, Copy)]
 pub struct Relu;
 impl Function for Relu {
     #[inline(always)]
-    unsafe fn of<V: Vector>(v: V::Floats) -> V::Floats {
+    unsafe fn of<V: Vector>(self, v: V::Floats) -> V::Floats {
         // SAFETY: guaranteed by the caller.
         unsafe { V::where_less(v, V::splat(0.0), V::splat(0.0), v) }
     }
 }
 
+/// `max(v, 0)²`; keeps NaN.
+#[derive(Clone, Copy)]
+pub struct ReluSquared;
+impl Function for ReluSquared {
+    #[inline(always)]
+    unsafe fn of<V: Vector>(self, v: V::Floats) -> V::Floats {
+        // SAFETY: guaranteed by the caller.
+        unsafe { V::where_less(v, V::splat(0.0), V::splat(0.0), V::multiply(v, v)) }
+    }
+}
+
+/// Clamps keep NaN, since comparisons with it are false.
+impl Function for ClampedSwiglu {
+    #[inline(always)]
+    unsafe fn of<V: Vector>(self, v: V::Floats) -> V::Floats {
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            let limit = V::splat(self.limit);
+            let gate = V::where_less(limit, v, limit, v);
+            V::multiply(gate, sigmoid::<V>(V::multiply(V::splat(self.alpha), gate)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn of_up<V: Vector>(self, up: V::Floats) -> V::Floats {
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            let (least, most) = (V::splat(-self.limit), V::splat(self.limit));
+            let up = V::where_less(most, up, most, V::where_less(up, least, least, up));
+            V::multiply_add(up, V::splat(1.0), V::splat(self.beta))
+        }
+    }
+}
+
 /// `v · sigmoid(v)`.
+#[derive(Clone, Copy)]
 pub struct Silu;
 impl Function for Silu {
     #[inline(always)]
-    unsafe fn of<V: Vector>(v: V::Floats) -> V::Floats {
+    unsafe fn of<V: Vector>(self, v: V::Floats) -> V::Floats {
         // SAFETY: guaranteed by the caller.
         unsafe { V::multiply(v, sigmoid::<V>(v)) }
     }
 }
 
 /// GELU, tanh approximation.
+#[derive(Clone, Copy)]
 pub struct GeluTanh;
 impl Function for GeluTanh {
     #[inline(always)]
-    unsafe fn of<V: Vector>(v: V::Floats) -> V::Floats {
+    unsafe fn of<V: Vector>(self, v: V::Floats) -> V::Floats {
         // 2 · √(2/π), since √(2/π) is 2/√π · 1/√2.
         const FACTOR: f32 = SQRT_2 * FRAC_2_SQRT_PI;
         // SAFETY: guaranteed by the caller.
@@ -62,10 +111,11 @@ impl Function for GeluTanh {
 }
 
 /// Exact GELU.
+#[derive(Clone, Copy)]
 pub struct GeluErf;
 impl Function for GeluErf {
     #[inline(always)]
-    unsafe fn of<V: Vector>(v: V::Floats) -> V::Floats {
+    unsafe fn of<V: Vector>(self, v: V::Floats) -> V::Floats {
         // SAFETY: guaranteed by the caller.
         unsafe { V::multiply(v, normal_cdf::<V>(v)) }
     }

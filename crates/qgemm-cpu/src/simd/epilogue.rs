@@ -3,7 +3,7 @@
 
 use qgemm_hal::Activation;
 
-use super::activation::{Function, GeluErf, GeluTanh, Identity, Relu, Silu};
+use super::activation::{Function, GeluErf, GeluTanh, Identity, Relu, ReluSquared, Silu};
 use super::vector::{LANES, Vector};
 use super::{BLOCK_ROWS, TILES};
 
@@ -51,17 +51,24 @@ pub unsafe fn finish<V: Vector>(how: &Epilogue<'_>, token: &OfToken<'_>, sums: &
     // SAFETY: guaranteed by the caller.
     unsafe {
         match how.activation {
-            Activation::Identity => with::<V, Identity>(how, token, sums),
-            Activation::Relu => with::<V, Relu>(how, token, sums),
-            Activation::Silu => with::<V, Silu>(how, token, sums),
-            Activation::GeluTanh => with::<V, GeluTanh>(how, token, sums),
-            Activation::GeluErf => with::<V, GeluErf>(how, token, sums),
+            Activation::Identity => with::<V, _>(Identity, how, token, sums),
+            Activation::Relu => with::<V, _>(Relu, how, token, sums),
+            Activation::ReluSquared => with::<V, _>(ReluSquared, how, token, sums),
+            Activation::Silu => with::<V, _>(Silu, how, token, sums),
+            Activation::GeluTanh => with::<V, _>(GeluTanh, how, token, sums),
+            Activation::GeluErf => with::<V, _>(GeluErf, how, token, sums),
+            Activation::ClampedSwiglu(swiglu) => with::<V, _>(swiglu, how, token, sums),
         }
     }
 }
 
 #[inline(always)]
-unsafe fn with<V: Vector, F: Function>(how: &Epilogue<'_>, token: &OfToken<'_>, sums: &mut OfRows) {
+unsafe fn with<V: Vector, F: Function>(
+    function: F,
+    how: &Epilogue<'_>,
+    token: &OfToken<'_>,
+    sums: &mut OfRows,
+) {
     // No `map` or closures, because compilers do not propagate the
     // level's instructions into them. SAFETY: guaranteed by the
     // caller; every tile is in its block.
@@ -72,12 +79,12 @@ unsafe fn with<V: Vector, F: Function>(how: &Epilogue<'_>, token: &OfToken<'_>, 
                 let first = before_activation::<V>(how, token, sums, 2 * tile);
                 let second = before_activation::<V>(how, token, sums, 2 * tile + 1);
                 let [gate, up] = V::halves(first, second);
-                store::<V>(token, sums, tile, V::multiply(F::of::<V>(gate), up));
+                store::<V>(token, sums, tile, V::multiply(function.of::<V>(gate), function.of_up::<V>(up)));
             }
         } else {
             for tile in 0..TILES {
                 let v = before_activation::<V>(how, token, sums, tile);
-                store::<V>(token, sums, tile, F::of::<V>(v));
+                store::<V>(token, sums, tile, function.of::<V>(v));
             }
         }
     }

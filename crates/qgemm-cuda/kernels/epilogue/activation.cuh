@@ -56,6 +56,7 @@ QG_DEVICE float normal_cdf(float x) {
 QG_DEVICE float activate(u32 activation, float v) {
     if (activation == QG_ACTIVATION_IDENTITY) return v;
     if (activation == QG_ACTIVATION_RELU) return v < 0.0f ? 0.0f : v;
+    if (activation == QG_ACTIVATION_RELU_SQUARED) return v < 0.0f ? 0.0f : v * v;
     if (activation == QG_ACTIVATION_GELU_ERF) return v * normal_cdf(v);
     // Tanh GELU: 2·sqrt(2/pi) · (v + 0.044715 v³).
     const float x = activation == QG_ACTIVATION_SILU ? v : 1.59576912f * (v + 0.044715f * v * v * v);

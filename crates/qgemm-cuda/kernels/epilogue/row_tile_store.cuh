@@ -48,7 +48,7 @@ QG_DEVICE void store_two_rows(const GemmParams& given, const OwnRows& own, u32 t
         const u32 feature = feature_of_gate(row);
         if (feature >= features) return;
         const float gate = linear_output(p, token, row, feature, low), up = linear_output(p, token, row + 8, features + feature, high);
-        store_feature(p, token, feature, activate(p.shape.activation, gate) * up);
+        store_feature(p, token, feature, of_gate(p, gate) * of_up(p, up));
         return;
     }
     const float acc[2] = {low, high};

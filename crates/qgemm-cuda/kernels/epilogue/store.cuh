@@ -2,7 +2,7 @@
 //   v = alpha · row_scale · token_scale · x_factor · acc
 //       + beta · C + bias
 //   D = activation(v) + residual
-//   D = activation(v_gate) · v_up + residual  (gated pair)
+//   D = of_gate(v_gate) · of_up(v_up) + residual  (gated pair)
 // Options are uniform branches. `row` counts rows of W.
 // Rows of a gated pair form groups of 16:
 // eight gate rows, then the up rows of the same eight features.
@@ -12,7 +12,7 @@
 // So the residual and D may be the same memory.
 #pragma once
 #include "atoms/warp.cuh"
-#include "epilogue/activation.cuh"
+#include "epilogue/gated_pair.cuh"
 #include "epilogue/operands.cuh"
 #include "sched/rows.cuh"
 
@@ -64,7 +64,7 @@ QG_DEVICE void store_gated(const GemmParams& p, u32 token, u32 gate_row, float g
     if (feature >= p.shape.out_features || !find_row(p, token, own)) return;
     const float gate = linear_output(p, own, gate_row, feature, gate_acc);
     const float up = linear_output(p, own, gate_row + 8, p.shape.out_features + feature, up_acc);
-    store_feature(p, own, feature, activate(p.shape.activation, gate) * up);
+    store_feature(p, own, feature, of_gate(p, gate) * of_up(p, up));
 }
 
 // Stores one accumulator per lane. All lanes of a warp call
@@ -107,12 +107,12 @@ QG_DEVICE void linear_run(const GemmParams& p, u32 token, u32 row, u32 bias_inde
 }
 
 // Not unrolled, to keep one copy of the activation code.
-template <u32 WIDTH>
-QG_DEVICE void activate_run(u32 activation, float (&v)[WIDTH]) {
-    if (activation == QG_ACTIVATION_IDENTITY) return;
+template <u32 WIDTH, class Function>
+QG_DEVICE void activate_run(const GemmParams& p, float (&v)[WIDTH], Function function) {
+    if (p.shape.activation == QG_ACTIVATION_IDENTITY) return;
 #pragma unroll 1
     for (u32 turn = 0; turn < WIDTH; turn++) {
-        const float value = activate(activation, v[0]);
+        const float value = function(v[0]);
 #pragma unroll
         for (u32 i = 0; i + 1 < WIDTH; i++) v[i] = v[i + 1];
         v[WIDTH - 1] = value;
@@ -143,7 +143,7 @@ QG_DEVICE void store_run(const GemmParams& p, u32 token, u32 first_row, const fl
 #pragma unroll
     for (u32 i = 0; i < WIDTH; i++) v[i] = acc[i];
     linear_run(p, own, first_row, first_row, count, v);
-    activate_run(p.shape.activation, v);
+    activate_run(p, v, [&](float value) { return activate(p.shape.activation, value); });
     store_features(p, own, first_row, count, v);
 }
 
@@ -160,10 +160,10 @@ QG_DEVICE void store_gated_run(const GemmParams& p, u32 token, u32 first_row, co
 #pragma unroll
     for (u32 i = 0; i < WIDTH; i++) gate[i] = gate_acc[i], up[i] = up_acc[i];
     linear_run(p, own, first_row, feature, count, gate);
-    activate_run(p.shape.activation, gate);
+    activate_run(p, gate, [&](float value) { return of_gate(p, value); });
     linear_run(p, own, first_row + 8, p.shape.out_features + feature, count, up);
 #pragma unroll
-    for (u32 i = 0; i < WIDTH; i++) gate[i] *= up[i];
+    for (u32 i = 0; i < WIDTH; i++) gate[i] *= of_up(p, up[i]);
     store_features(p, own, feature, count, gate);
 }
 

@@ -89,7 +89,7 @@ QG_DEVICE void activate_gated_round(float* acc, const GemmParams& p, u32 first_r
                 // of eight features.
                 float& value = acc[pair * 8 + token * 2 + i];
                 const float other = acc[pair * 8 + 4 + token * 2 + (EXCHANGED ? 1 - i : i)];
-                value = activate(p.shape.activation, gate * value) * (up * other);
+                value = of_gate(p, gate * value) * of_up(p, up * other);
             }
         }
     }

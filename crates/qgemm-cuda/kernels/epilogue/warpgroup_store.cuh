@@ -57,8 +57,14 @@ struct RowOperands {
 };
 
 // v · sigmoid(x), fast, within 2^-20; outputs have 16 bits.
-QG_DEVICE float activate_gate(u32 activation, float v) {
-    const float x = activation == QG_ACTIVATION_SILU ? v : 1.59576912f * (v + 0.044715f * v * v * v);
+QG_DEVICE float activate_gate(const GemmParams& p, float v) {
+    float x = v;
+    if (is_clamped(p)) {
+        v = clamped_gate(p, v);
+        x = swiglu_alpha(p) * v;
+    } else if (p.shape.activation != QG_ACTIVATION_SILU) {
+        x = 1.59576912f * (v + 0.044715f * v * v * v);
+    }
     return v * rcp_approx(1.0f + ex2_approx(-1.44269504f * x));
 }
 
@@ -90,8 +96,8 @@ struct OutputStaging {
 
     // All lanes call it. `token_scale` belongs to the
     // lane's own token.
-    QG_DEVICE void put(WarpStaging& staging, const Accumulators& acc, u32 pass, const RowOperands& o, float token_scale, u32 activation,
-                       u32 lane) {
+    QG_DEVICE void put(WarpStaging& staging, const Accumulators& acc, u32 pass, const RowOperands& o, float token_scale,
+                       const GemmParams& p, u32 lane) {
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
             const float(&of)[TOKEN_TILES][4] = acc.value[rt];
@@ -103,8 +109,8 @@ struct OutputStaging {
                     float d[2];
 #pragma unroll
                     for (u32 i = 0; i < 2; i++)
-                        d[i] = activate_gate(activation, RowOperands::output(o, rt, 0, accumulator(of, first + tt, i))) *
-                               RowOperands::output(o, rt, 1, accumulator(of, first + tt, 2 + i));
+                        d[i] = activate_gate(p, RowOperands::output(o, rt, 0, accumulator(of, first + tt, i))) *
+                               of_up(p, RowOperands::output(o, rt, 1, accumulator(of, first + tt, 2 + i)));
                     pairs[tt] = pack_outputs(d[0], d[1]);
                 }
                 stmatrix_x4_trans(pairs, chunk(staging, lane, rt));
@@ -189,7 +195,7 @@ QG_DEVICE void store_passes(Accumulators& acc, const GemmParams& p, const Rows& 
                 for (u32 j = 0; j < CHUNKS; j++) st_shared(place(j), v[j]);
                 warp_barrier();
             }
-            Staging::put(staging, acc, i, operands, token_scale, p.shape.activation, lane);
+            Staging::put(staging, acc, i, operands, token_scale, p, lane);
             warp_barrier();
 #pragma unroll
             for (u32 j = 0; j < CHUNKS; j++) {
@@ -251,7 +257,7 @@ QG_DEVICE bool is_linear(const GemmParams& p) {
 }
 
 QG_DEVICE bool is_gate(const GemmParams& p) {
-    return p.shape.activation == QG_ACTIVATION_SILU || p.shape.activation == QG_ACTIVATION_GELU_TANH;
+    return p.shape.activation == QG_ACTIVATION_SILU || p.shape.activation == QG_ACTIVATION_GELU_TANH || is_clamped(p);
 }
 
 template <class Rows = FoundRows>

@@ -16,7 +16,7 @@ struct CudaGemmShape {
     u32 bias_dtype;  // Element type of the bias.
     u32 x_dtype;  // Element type of X, for kernels that are not specialized for it.
     float alpha;  // Scale of the product.
-    float beta;  // Scale of C.
+    float beta;  // Scale of C; beta of a clamped SwiGLU, whose pairs have no C.
     u32 out_features;  // Columns of D.
     u32 residual_dtype;  // Element type of the residual.
 }; static_assert(sizeof(CudaGemmShape) == 64, "layout");
@@ -49,7 +49,7 @@ struct GemmPointers {
     u64 counters;  // Arrival counters of split tiles.
     u64 x_row;  // Stride between rows of X, in elements.
     u64 x_col;  // Stride between columns of X, in elements.
-    u64 c_row;  // Stride between rows of C, in elements.
+    u64 c_row;  // Stride between rows of C, in elements; of a clamped SwiGLU the bits of alpha (lower half) and limit.
     u64 d_row;  // Stride between rows of D, in elements.
     u64 residual_row;  // Stride between rows of the residual, in elements.
     u64 x_factor;  // Factor of each token's accumulators, f32.
@@ -111,7 +111,7 @@ struct RoutingShape {
     u32 tokens;  // Tokens.
     u32 experts;  // Experts.
     u32 top_k;  // Experts of a token.
-    u32 flags;  // `FLAG_` constants: `BIAS`, `SIGMOID`, `RENORMALIZE`, `LISTS`, `COUNTS`, `GIVEN_IDS`.
+    u32 flags;  // `FLAG_` constants: `BIAS`, `SIGMOID`, `SQRT_SOFTPLUS`, `RENORMALIZE`, `LISTS`, `COUNTS`, `GIVEN_IDS`.
     u32 groups;  // Groups of experts; 0 without groups.
     u32 chosen_groups;  // Groups that a token may use.
     float scale;  // Scale of the weights.
@@ -825,6 +825,7 @@ constexpr u32 QG_FLAG_RENORMALIZE = 32768;
 constexpr u32 QG_FLAG_LISTS = 65536;
 constexpr u32 QG_FLAG_COUNTS = 131072;
 constexpr u32 QG_FLAG_GIVEN_IDS = 262144;
+constexpr u32 QG_FLAG_SQRT_SOFTPLUS = 1048576;
 constexpr u32 QG_FLAG_ACCUMULATES = 524288;
 constexpr u32 QG_FLAG_SLOPE = 1048576;
 constexpr u32 QG_FLAG_K_GROUPED = 2097152;
@@ -856,6 +857,8 @@ constexpr u32 QG_ACTIVATION_RELU = 1;
 constexpr u32 QG_ACTIVATION_SILU = 2;
 constexpr u32 QG_ACTIVATION_GELU_TANH = 3;
 constexpr u32 QG_ACTIVATION_GELU_ERF = 4;
+constexpr u32 QG_ACTIVATION_RELU_SQUARED = 5;
+constexpr u32 QG_ACTIVATION_CLAMPED_SWIGLU = 6;
 constexpr u32 QG_FORM_CONTIGUOUS = 0;
 constexpr u32 QG_FORM_MASKED = 1;
 constexpr u32 QG_FORM_INDEXED = 2;

@@ -228,6 +228,7 @@ fn params(op: &CheckedRouting, cut: &Cut, step: RoutingStep) -> RoutingParams {
     let flags = [
         (abi::FLAG_BIAS, op.bias),
         (abi::FLAG_SIGMOID, op.scoring == Scoring::Sigmoid),
+        (abi::FLAG_SQRT_SOFTPLUS, op.scoring == Scoring::SqrtSoftplus),
         (abi::FLAG_RENORMALIZE, op.renormalize),
         (abi::FLAG_LISTS, op.lists),
         (abi::FLAG_COUNTS, cut.counts),
@@ -405,7 +406,7 @@ mod tests {
 
     #[test]
     fn every_token_is_in_a_chunk_and_shared_memory_suffices() {
-        for (tokens, experts, top_k) in [(17, 1, 1), (1000, 1024, 16), (5000, 60, 2), (1 << 20, 1024, 16)] {
+        for (tokens, experts, top_k) in [(17, 1, 1), (1000, 1024, 32), (5000, 60, 2), (1 << 20, 1024, 32)] {
             let op = op(tokens, experts, top_k);
             for units in [1, 24, 132] {
                 let cut = Cut::new(&op, units);

@@ -7,6 +7,7 @@ use super::layer::stack_size;
 use super::raw::bad;
 use crate::error::FormatError;
 use crate::experts::HostExperts;
+use crate::gated::pair_bias;
 use crate::weight::HostWeight;
 
 /// Placeholder of the expert id in a name.
@@ -50,9 +51,7 @@ impl Model {
     /// # Errors
     /// As [`Model::experts`]. [`FormatError::PairMismatch`] for an odd number of rows.
     pub fn interleaved_experts(&self, name: &str) -> Result<HostExperts, FormatError> {
-        let pair = |weight: HostWeight| weight.interleaved_pair().map(|[gate, up]| (gate, up));
-        let pairs: Result<Vec<_>, _> = self.expert_weights(name)?.into_iter().map(pair).collect();
-        HostExperts::gated(&pairs?)
+        HostExperts::interleaved(&self.expert_weights(name)?)
     }
 
     /// Biases of interleaved pairs, one row per expert (`gate_up_proj_bias`).
@@ -74,9 +73,8 @@ impl Model {
                 format!("expected an even number of columns (alternating biases of gate and up), got {columns}"),
             ));
         }
-        let values = tensor.to_f32();
-        let parts = |row: &[f32]| [0, 1].map(|first| row.iter().skip(first).step_by(2).copied().collect::<Vec<_>>());
-        Ok(values.chunks_exact(columns).flat_map(parts).flatten().collect())
+        let rows: Result<Vec<_>, _> = tensor.to_f32().chunks_exact(columns).map(pair_bias).collect();
+        Ok(rows?.concat())
     }
 
     fn expert_weights(&self, name: &str) -> Result<Vec<HostWeight>, FormatError> {

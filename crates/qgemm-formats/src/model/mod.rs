@@ -85,6 +85,17 @@ impl DenseTensor {
     pub fn to_f32(&self) -> Vec<f32> {
         self.dtype.decode(&self.bytes)
     }
+
+    /// `1 + v` of each element in f32: gamma of a norm whose weight is stored as its
+    /// distance from 1, as in Gemma's safetensors.
+    ///
+    /// Elements are widened first and the sum is rounded once to f32, as where a
+    /// model computes `1 + weight.float()` at run time. GGUF files of Gemma store
+    /// gamma itself.
+    pub fn one_plus(&self) -> Self {
+        let values: Vec<f32> = self.to_f32().into_iter().map(|v| 1.0 + v).collect();
+        Self { shape: self.shape.clone(), dtype: DType::F32, bytes: DType::F32.encode(&values).into() }
+    }
 }
 
 /// Origin of a tensor's contents.

@@ -33,7 +33,8 @@ pub const FLAG_X_FACTOR: u32 = 4096;
 /// [`ConvertShape::flags`]: a CTA caches its row of X in shared memory.
 pub const FLAG_ROW_IN_SHARED: u32 = 8192;
 
-/// [`RoutingShape::flags`]: scores are the sigmoid of the logits, otherwise their softmax.
+/// [`RoutingShape::flags`]: scores are the sigmoid of the logits; with neither this flag nor
+/// `SQRT_SOFTPLUS` their softmax.
 pub const FLAG_SIGMOID: u32 = 1 << 14;
 /// [`RoutingShape::flags`]: weights are divided by their sum.
 pub const FLAG_RENORMALIZE: u32 = 1 << 15;
@@ -43,6 +44,8 @@ pub const FLAG_LISTS: u32 = 1 << 16;
 pub const FLAG_COUNTS: u32 = 1 << 17;
 /// [`RoutingShape::flags`]: ids are given by the caller.
 pub const FLAG_GIVEN_IDS: u32 = 1 << 18;
+/// [`RoutingShape::flags`]: scores are the root of the logits' softplus.
+pub const FLAG_SQRT_SOFTPLUS: u32 = 1 << 20;
 /// [`MatmulShape::flags`]: the old contents of D are added.
 pub const FLAG_ACCUMULATES: u32 = 1 << 19;
 /// [`MatmulShape::flags`]: C is the input of the activation; its derivative there multiplies the product.
@@ -123,6 +126,7 @@ pub const FLAGS: &[(&str, u32)] = &[
     ("LISTS", FLAG_LISTS),
     ("COUNTS", FLAG_COUNTS),
     ("GIVEN_IDS", FLAG_GIVEN_IDS),
+    ("SQRT_SOFTPLUS", FLAG_SQRT_SOFTPLUS),
     ("ACCUMULATES", FLAG_ACCUMULATES),
     ("SLOPE", FLAG_SLOPE),
     ("K_GROUPED", FLAG_K_GROUPED),

@@ -93,7 +93,9 @@ impl NormFunction {
         Self::new(NormKind::Layer, eps)
     }
 
-    /// Adds a gamma of type `dtype`.
+    /// Adds a gamma of type `dtype`. A weight stored as
+    /// gamma − 1 (Gemma) becomes an f32 gamma when loaded:
+    /// [`DenseTensor::one_plus`](qgemm_formats::DenseTensor::one_plus).
     pub const fn gamma(self, dtype: DType) -> Self {
         Self { gamma: Some(dtype), ..self }
     }

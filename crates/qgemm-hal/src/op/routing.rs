@@ -16,7 +16,7 @@ pub const MOST_TOKENS: usize = 1 << 20;
 /// Maximum experts.
 pub const MOST_EXPERTS: usize = 1024;
 /// Maximum experts of a token.
-pub const MOST_TOP_K: usize = 16;
+pub const MOST_TOP_K: usize = 32;
 /// Words of the status: code, token, slot,
 /// and the bits of the id.
 pub const STATUS_WORDS: usize = 4;
@@ -59,17 +59,21 @@ pub enum Scoring {
     Softmax,
     /// `1 / (1 + exp(-x))`, independent for each expert.
     Sigmoid,
+    /// `sqrt(ln(1 + exp(x)))`, independent for each expert. +∞ scores
+    /// +∞, which makes renormalized weights NaN.
+    SqrtSoftplus,
 }
 
 impl Scoring {
-    /// Both.
-    pub const ALL: [Scoring; 2] = [Scoring::Softmax, Scoring::Sigmoid];
+    /// All.
+    pub const ALL: [Scoring; 3] = [Scoring::Softmax, Scoring::Sigmoid, Scoring::SqrtSoftplus];
 
     /// Lower-case name.
     pub const fn name(self) -> &'static str {
         match self {
             Scoring::Softmax => "softmax",
             Scoring::Sigmoid => "sigmoid",
+            Scoring::SqrtSoftplus => "sqrt_softplus",
         }
     }
 }

@@ -5,7 +5,7 @@ use qgemm_formats::{DType, Encoding, Format, XFormat};
 use qgemm_hal::{Activation, NormKind, XPrecision};
 
 use super::case::{ExpertCase, FormCase, IndexKind};
-use crate::gemm::{ActOrder, Case, Epilogue, Layout};
+use crate::gemm::{ActOrder, Case, Epilogue, Layout, OF_PAIRS};
 use crate::suite::Group;
 use crate::weights::WeightKind;
 
@@ -102,7 +102,7 @@ fn epilogue(format: Format) -> Vec<ExpertCase> {
         let epilogue = Epilogue {
             alpha: 0.0625,
             bias: i.is_multiple_of(2).then_some(DType::F32),
-            activation: Activation::Silu,
+            activation: [Activation::Silu, OF_PAIRS[0], OF_PAIRS[1]][i / 2 % 3],
             residual: i.is_multiple_of(3).then_some(DType::F16),
             ..Epilogue::default()
         };

@@ -2,7 +2,14 @@
 
 use std::f64::consts::{PI, SQRT_2};
 
-use qgemm_hal::Activation;
+use qgemm_hal::{Activation, ClampedSwiglu};
+
+/// Activations of gated pairs alone: the numbers of gpt-oss with a
+/// limit that usual sums exceed, and those of DeepSeek V4.
+pub const OF_PAIRS: [Activation; 2] = [
+    Activation::ClampedSwiglu(ClampedSwiglu::new(1.702, 1.0, 0.75)),
+    Activation::ClampedSwiglu(ClampedSwiglu::silu(1.5)),
+];
 
 /// `activation(v)` and its slope there, which an error of `v` is
 /// multiplied by.
@@ -13,6 +20,7 @@ pub fn activate(activation: Activation, v: f64) -> (f64, f64) {
         Activation::Identity => (v, 1.0),
         // Unlike `max`, this keeps NaN.
         Activation::Relu => (if v < 0.0 { 0.0 } else { v }, 1.0),
+        Activation::ReluSquared => (if v < 0.0 { 0.0 } else { v * v }, if v < 0.0 { 0.0 } else { 2.0 * v }),
         Activation::Silu => times_sigmoid(v, v, 1.0),
         Activation::GeluTanh => {
             // (1 + tanh(u)) / 2 = sigmoid(2u).
@@ -24,7 +32,23 @@ pub fn activate(activation: Activation, v: f64) -> (f64, f64) {
             let density = (-0.5 * v * v).exp() / (2.0 * PI).sqrt();
             (v * cdf, cdf + v * density)
         }
+        Activation::ClampedSwiglu(ClampedSwiglu { alpha, limit, .. }) => {
+            let (alpha, limit) = (f64::from(alpha), f64::from(limit));
+            let gate = if v > limit { limit } else { v };
+            times_sigmoid(gate, alpha * gate, alpha)
+        }
     }
+}
+
+/// Factor of the gate's value, from the up, and the energy
+/// that an addend has.
+pub fn of_up(activation: Activation, up: f64) -> (f64, f64) {
+    let Activation::ClampedSwiglu(ClampedSwiglu { beta, limit, .. }) = activation else { return (up, 0.0) };
+    let (beta, limit) = (f64::from(beta), f64::from(limit));
+    // Unlike `min` and `max`, comparisons keep NaN.
+    let up = if up > limit { limit } else { up };
+    let up = if up < -limit { -limit } else { up };
+    (up + beta, beta * beta)
 }
 
 /// The steepest secant of `activation` from `v` to points within
@@ -43,7 +67,7 @@ pub fn steepest(activation: Activation, v: f64, reach: f64) -> f64 {
 pub fn flushes(activation: Activation) -> f64 {
     match activation {
         Activation::Identity | Activation::Relu => 0.0,
-        Activation::Silu | Activation::GeluTanh | Activation::GeluErf => 1e-35,
+        _ => 1e-35,
     }
 }
 
@@ -69,6 +93,11 @@ mod tests {
             (Activation::GeluTanh, 1.0, 0.841_191_990_6),
             (Activation::GeluErf, 1.0, 0.841_344_746_1),
             (Activation::GeluErf, -2.0, -0.045_500_263_9),
+            (Activation::ReluSquared, -2.0, 0.0),
+            (Activation::ReluSquared, 3.0, 9.0),
+            (OF_PAIRS[1], -3.0, -0.142_277_619_8),
+            // SiLU of 1.5, the limit.
+            (OF_PAIRS[1], 1e9, 1.226_361_713_9),
         ] {
             let (got, _) = activate(activation, v);
             assert!((got - expected).abs() < 1e-9, "{activation:?}({v}) is {got}");
@@ -77,7 +106,8 @@ mod tests {
 
     #[test]
     fn slopes_are_those_of_the_values() {
-        for activation in [Activation::Identity, Activation::Silu, Activation::GeluTanh, Activation::GeluErf] {
+        use Activation::{GeluErf, GeluTanh, Identity, ReluSquared, Silu};
+        for activation in [Identity, Silu, GeluTanh, GeluErf, ReluSquared] {
             for i in -80..=80 {
                 let (v, h) = (f64::from(i) / 8.0, 1e-6);
                 let secant = (activate(activation, v + h).0 - activate(activation, v - h).0) / (2.0 * h);
@@ -85,6 +115,14 @@ mod tests {
                 assert!((secant - slope).abs() < 1e-7, "{activation:?} at {v}: {secant} and {slope}");
             }
         }
+    }
+
+    #[test]
+    fn ups_are_clamped_and_keep_nan() {
+        let of = |up| of_up(OF_PAIRS[0], up).0;
+        assert_eq!([-9.0, -0.5, 0.5, f64::INFINITY].map(of), [0.25, 0.5, 1.5, 1.75]);
+        assert!(of(f64::NAN).is_nan() && activate(OF_PAIRS[0], f64::NAN).0.is_nan());
+        assert_eq!(of_up(Activation::Silu, -9.0), (-9.0, 0.0));
     }
 
     #[test]
@@ -102,7 +140,7 @@ mod tests {
 
     #[test]
     fn values_and_slopes_are_finite() {
-        for activation in Activation::ALL {
+        for activation in Activation::ALL.into_iter().chain(OF_PAIRS) {
             for v in [-1e30, -1e6, 0.0, 1e6, 1e30] {
                 let (value, slope) = activate(activation, v);
                 assert!(value.is_finite() && slope.is_finite(), "{activation:?}({v}) is {value}, slope {slope}");

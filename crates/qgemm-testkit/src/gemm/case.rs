@@ -240,7 +240,7 @@ impl fmt::Display for Case {
             write!(f, " bias={dtype}")?;
         }
         if activation != Activation::Identity {
-            write!(f, " {}", activation.name())?;
+            write!(f, " {activation}")?;
         }
         if let Some(dtype) = residual {
             write!(f, " residual={dtype}")?;

@@ -3,6 +3,7 @@
 use qgemm_formats::{DType, Encoding, Format, XFormat};
 use qgemm_hal::{Activation, Math, NormKind, XPrecision};
 
+use super::activation::OF_PAIRS;
 use super::case::{ActOrder, Case, Epilogue, Layout};
 use super::configurations::{REPRESENTATIVES, configurations, with_block_scales_of};
 use super::projections::{fused, projection};
@@ -241,9 +242,15 @@ fn gated(format: Format) -> Vec<Case> {
         case(3, 133, k, all),
         case(1, 29, long, Epilogue { alpha: BENT / 2.0, ..all }),
         case(20, 24, long, Epilogue { alpha: BENT / 2.0, ..pair }),
+        case(1, 35, k, Epilogue { bias: Some(DType::BF16), ..pair }).with_exact_sums(),
+        case(17, 40, k, Epilogue { bias: Some(DType::BF16), ..scaled }),
+        case(4, 72, k, all),
     ];
     for (i, case) in cases.iter_mut().enumerate() {
-        let activation = [1, 2, 3, 4, 0].map(|a| Activation::ALL[a])[(i + 1) % 5];
+        let activation = match i {
+            8.. => [OF_PAIRS[0], OF_PAIRS[1], Activation::ReluSquared][i % 8],
+            _ => [1, 2, 3, 4, 0].map(|a| Activation::ALL[a])[(i + 1) % 5],
+        };
         case.epilogue.activation = activation;
         case.x_dtype = DType::ALL[i % 3];
         case.d_dtype = DType::ALL[(i + 1 + i / 3) % 3];
@@ -278,6 +285,7 @@ fn whole_tiles(format: Format) -> Vec<Case> {
         (100, false, f16, Activation::Identity, None, Some(DType::F32)),
         (133, false, bf16, Activation::Identity, Some(bf16), Some(bf16)),
         (77, false, f16, Activation::Identity, None, Some(bf16)),
+        (70, true, bf16, OF_PAIRS[0], None, Some(bf16)),
     ];
     let case = |(i, (m, gated, dtype, activation, residual, bias))| {
         let epilogue =

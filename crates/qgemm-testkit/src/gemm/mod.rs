@@ -19,7 +19,7 @@ mod stress;
 use qgemm_api::Context;
 use qgemm_api::tuning::KernelId;
 
-pub use activation::activate;
+pub use activation::{OF_PAIRS, activate};
 pub use case::{ActOrder, Case, Epilogue, Layout};
 pub use oracle::{Added, Resolution, multiply, multiply_gated};
 pub use rounding::{Rounding, rounded};

@@ -5,7 +5,7 @@ use qgemm_formats::{Encoding, Format, HostWeight};
 use qgemm_hal::Activation;
 use rayon::prelude::*;
 
-use super::activation::{activate, flushes, steepest};
+use super::activation::{activate, flushes, of_up, steepest};
 use crate::expected::Expected;
 
 /// f32's smallest normal number. Smaller numbers may lose bits or
@@ -85,7 +85,8 @@ pub fn multiply<X: Copy + Into<f64>>(weight: &HostWeight, x: &[X], added: &Added
     product.outputs(|row| product.linear(weight, row, row).into_iter().map(|v| v.activated(added)).collect())
 }
 
-/// `activation(gate) · up + residual`, with both as in
+/// `activation(gate) · up + residual` (a clamped SwiGLU clamps
+/// the up, too), with both as in
 /// [`multiply`] before the activation.
 ///
 /// # Panics
@@ -96,7 +97,8 @@ pub fn multiply_gated<X: Copy + Into<f64>>([gate, up]: [&HostWeight; 2], x: &[X]
     let product = Product::new(n, gate.k(), 2 * n, x, added);
     product.outputs(|row| {
         let (gate, up) = (product.linear(gate, row, row), product.linear(up, row, n + row));
-        gate.into_iter().zip(up).map(|(gate, up)| gate.activated(added).times(up, added.resolution.nmse)).collect()
+        let one = |(gate, up): (Value, Value)| gate.activated(added).times(up.of_up(added), added.resolution.nmse);
+        gate.into_iter().zip(up).map(one).collect()
     })
 }
 
@@ -115,6 +117,12 @@ impl Value {
         let reach = (added.resolution.nmse * self.energy).sqrt();
         let slope = slope.abs().max(steepest(activation, self.value, reach));
         Self { value, energy: slope * slope * self.energy, floor: slope * self.floor + flushes(activation) }
+    }
+
+    /// Factor of a gate, from its up.
+    fn of_up(self, added: &Added<'_>) -> Self {
+        let (value, added) = of_up(added.activation, self.value);
+        Self { value, energy: self.energy + added, ..self }
     }
 
     /// Product of two values whose sums have relative errors `nmse`.

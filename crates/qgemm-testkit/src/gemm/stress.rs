@@ -6,6 +6,7 @@ use qgemm_hal::{Activation, NormKind};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
+use super::activation::OF_PAIRS;
 use super::case::{ActOrder, Case, Epilogue, Layout};
 use crate::activations::ActivationKind;
 use crate::random::{gap, pick, skewed};
@@ -61,7 +62,11 @@ pub fn random_case(formats: &[Format], seed: u64) -> Case {
             bias: rng.random_ratio(1, 3).then(|| pick(rng, &DType::ALL)),
             token_scale: rng.random_ratio(1, 4),
             channel_scale: rng.random_ratio(1, 4),
-            activation: if rng.random() { pick(rng, &Activation::ALL) } else { Activation::Identity },
+            activation: match rng.random() {
+                true if gated && rng.random_ratio(1, 3) => pick(rng, &OF_PAIRS),
+                true => pick(rng, &Activation::ALL),
+                false => Activation::Identity,
+            },
             residual: rng.random_ratio(1, 4).then(|| pick(rng, &DType::ALL)),
         },
         gated,

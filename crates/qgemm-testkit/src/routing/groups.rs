@@ -9,7 +9,7 @@ use crate::suite::{Cases, group};
 /// All groups.
 pub(super) const GROUPS: &[Cases<RoutingCase>] = &[
     group("routing_sizes", "from one token and expert to thousands of tokens and 1024 experts", sizes),
-    group("routing_scores", "softmax and sigmoid, renormalized, scaled, biased, in groups", scores),
+    group("routing_scores", "every scoring, renormalized, scaled, biased, in groups", scores),
     group("routing_special", "NaN, infinities, ties, tokens with too few experts", special),
     group("routing_shared", "one more expert that every token has, of all sizes", shared),
     group("routing_layouts", "every type of logits, leading dimensions, unaligned operands", layouts),
@@ -18,7 +18,7 @@ pub(super) const GROUPS: &[Cases<RoutingCase>] = &[
 
 /// Tokens, experts and experts per token: around the capacity of
 /// a warp, a CTA and a chunk.
-const SIZES: [(usize, usize, usize); 20] = [
+const SIZES: [(usize, usize, usize); 23] = [
     (1, 1, 1),
     (1, 8, 2),
     (1, 128, 8),
@@ -39,6 +39,9 @@ const SIZES: [(usize, usize, usize); 20] = [
     (2049, 16, 4),
     (5000, 8, 8),
     (5000, 60, 2),
+    (9, 896, 16),
+    (35, 1024, 32),
+    (300, 40, 31),
 ];
 
 fn types(i: usize) -> RoutingFrom {
@@ -66,6 +69,7 @@ fn scores() -> Vec<RoutingCase> {
         (40, 6, grouped(1, 1)),
         (60, 8, grouped(4, 2)),
         (1024, 16, grouped(128, 3)),
+        (896, 16, None),
     ];
     let mut cases = Vec::new();
     for (experts, top_k, groups) in choices {
@@ -120,7 +124,7 @@ fn special() -> Vec<RoutingCase> {
 fn shared() -> Vec<RoutingCase> {
     let case = |(i, (tokens, experts, top_k)): (usize, (usize, usize, usize))| RoutingCase {
         from: types(i),
-        scoring: Scoring::ALL[i % 2],
+        scoring: Scoring::ALL[i % 3],
         bias: i % 3 == 1,
         renormalize: i % 2 == 1,
         scale: if i % 3 == 2 { 2.5 } else { 1.0 },
@@ -130,7 +134,7 @@ fn shared() -> Vec<RoutingCase> {
         seed: i as u64,
         ..RoutingCase::new(tokens, experts, top_k)
     };
-    let fits = |&(_, experts, top_k): &(usize, usize, usize)| experts < 1024 && top_k < 16;
+    let fits = |&(_, experts, top_k): &(usize, usize, usize)| experts < 1024 && top_k < 32;
     let mut cases: Vec<RoutingCase> = SIZES.into_iter().filter(fits).enumerate().map(case).collect();
     let groups = Some(ExpertGroups { groups: 8, chosen: 4 });
     cases.extend([9, 40].map(|tokens| RoutingCase {

@@ -187,16 +187,21 @@ impl<'a> Token<'a> {
 fn scores(scoring: Scoring, logits: &[f32]) -> Vec<Near> {
     let near = |value: f64, exponent: f64| {
         let rounded = if exponent.is_finite() { exponent.abs() * ROUNDING } else { 0.0 };
-        Near { value, error: value * (SCORE + rounded) + SMALLEST }
+        let error = if value.is_finite() { value * (SCORE + rounded) + SMALLEST } else { 0.0 };
+        Near { value, error }
     };
     let numbers = || logits.iter().copied().filter(|logit| !logit.is_nan());
     let largest = numbers().fold(f32::NEG_INFINITY, f32::max);
     let below = |logit: f32| if logit == largest { 0.0 } else { f64::from(logit) - f64::from(largest) };
     let sum: f64 = numbers().map(|logit| below(logit).exp()).sum();
-    let score = |&logit: &f32| match (logit.is_nan(), scoring == Scoring::Sigmoid) {
-        (true, _) => Near { value: 0.0, error: 0.0 },
-        (false, false) => near(below(logit).exp() / sum, below(logit)),
-        (false, true) => near(1.0 / (1.0 + (-f64::from(logit)).exp()), 0.0),
+    // Large exponentials overflow, where ln(1 + exp(x)) is x.
+    let softplus = |x: f64| x.max(0.0) + (-x.abs()).exp().ln_1p();
+    let score = |&logit: &f32| match scoring {
+        _ if logit.is_nan() => Near { value: 0.0, error: 0.0 },
+        Scoring::Sigmoid => near(1.0 / (1.0 + (-f64::from(logit)).exp()), 0.0),
+        // The exponent of small scores is half the logit.
+        Scoring::SqrtSoftplus => near(softplus(logit.into()).sqrt(), f64::from(logit).min(0.0) / 2.0),
+        _ => near(below(logit).exp() / sum, below(logit)),
     };
     logits.iter().map(score).collect()
 }
@@ -290,6 +295,8 @@ mod tests {
         near(token(&RoutingCase { scoring: Scoring::Sigmoid, ..case(4) }), [0.75, 0.5, 0.0, 0.0]);
         let scaled = RoutingCase { scoring: Scoring::Sigmoid, renormalize: true, scale: 2.5, ..case(4) };
         near(token(&scaled), [1.5, 1.0, 0.0, 0.0]);
+        let roots = token(&RoutingCase { scoring: Scoring::SqrtSoftplus, ..case(4) });
+        near(roots, [4f64.ln().sqrt(), 2f64.ln().sqrt(), 0.0, 0.0]);
         let infinite = [f32::INFINITY, 1.0, f32::INFINITY, 0.0, 0.0, 0.0];
         near(values(Token::new(&case(4), &infinite, &[]).weights(&[0, 2, 1, 3])), [0.5, 0.5, 0.0, 0.0]);
     }

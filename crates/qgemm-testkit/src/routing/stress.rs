@@ -11,7 +11,7 @@ use crate::random::{gap, pick, skewed};
 
 const MAX_TOKENS: usize = 3000;
 const MAX_EXPERTS: usize = 1024;
-const MAX_TOP_K: usize = 16;
+const MAX_TOP_K: usize = 32;
 
 /// The random case of `seed`.
 pub(super) fn random_case(seed: u64) -> RoutingCase {

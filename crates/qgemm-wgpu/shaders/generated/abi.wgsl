@@ -8,7 +8,7 @@ struct GemmShape {
     flags: u32, // Optional operands: `FLAG_` constants.
     out_features: u32, // Columns of D: the stored rows, or half of them for a gated pair.
     alpha: f32, // Scale of the product.
-    beta: f32, // Scale of C.
+    beta: f32, // Scale of C; beta of a clamped SwiGLU, whose pairs have no C.
 }
 
 struct ConvertShape {
@@ -22,7 +22,7 @@ struct RoutingShape {
     tokens: u32, // Tokens.
     experts: u32, // Experts.
     top_k: u32, // Experts of a token.
-    flags: u32, // `FLAG_` constants: `BIAS`, `SIGMOID`, `RENORMALIZE`, `LISTS`, `COUNTS`, `GIVEN_IDS`.
+    flags: u32, // `FLAG_` constants: `BIAS`, `SIGMOID`, `SQRT_SOFTPLUS`, `RENORMALIZE`, `LISTS`, `COUNTS`, `GIVEN_IDS`.
     groups: u32, // Groups of experts; 0 without groups.
     chosen_groups: u32, // Groups that a token may use.
     scale: f32, // Scale of the weights.
@@ -105,6 +105,7 @@ const FLAG_RENORMALIZE: u32 = 32768u;
 const FLAG_LISTS: u32 = 65536u;
 const FLAG_COUNTS: u32 = 131072u;
 const FLAG_GIVEN_IDS: u32 = 262144u;
+const FLAG_SQRT_SOFTPLUS: u32 = 1048576u;
 const FLAG_ACCUMULATES: u32 = 524288u;
 const FLAG_SLOPE: u32 = 1048576u;
 const FLAG_K_GROUPED: u32 = 2097152u;
@@ -135,6 +136,8 @@ const ACTIVATION_RELU: u32 = 1u;
 const ACTIVATION_SILU: u32 = 2u;
 const ACTIVATION_GELU_TANH: u32 = 3u;
 const ACTIVATION_GELU_ERF: u32 = 4u;
+const ACTIVATION_RELU_SQUARED: u32 = 5u;
+const ACTIVATION_CLAMPED_SWIGLU: u32 = 6u;
 const FORM_CONTIGUOUS: u32 = 0u;
 const FORM_MASKED: u32 = 1u;
 const FORM_INDEXED: u32 = 2u;

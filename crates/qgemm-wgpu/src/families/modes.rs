@@ -3,7 +3,7 @@
 
 use qgemm_formats::DType;
 use qgemm_hal::abi::{activation_code, dtype_code, expert_form_code};
-use qgemm_hal::{Activation, ExpertForm};
+use qgemm_hal::{Activation, CheckedGemm, ClampedSwiglu, ExpertForm};
 
 /// Bits of a mode.
 const BITS: u32 = 4;
@@ -43,6 +43,15 @@ impl Modes {
     pub fn packed_with(self, x: u32, residual: u32) -> u32 {
         let word = Self { x: None, residual: None, ..self }.packed();
         word | x << (X * BITS) | residual << (RESIDUAL * BITS)
+    }
+}
+
+/// Numbers of a gated pair's clamped SwiGLU, which take
+/// the fields of C.
+pub(super) fn swiglu_of(op: &CheckedGemm) -> Option<ClampedSwiglu> {
+    match op.activation {
+        Activation::ClampedSwiglu(swiglu) if op.gated => Some(swiglu),
+        _ => None,
     }
 }
 

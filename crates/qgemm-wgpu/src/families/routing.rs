@@ -5,7 +5,9 @@ use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
 use bytemuck::{Pod, Zeroable};
-use qgemm_hal::abi::{FLAG_BIAS, FLAG_GIVEN_IDS, FLAG_LISTS, FLAG_RENORMALIZE, FLAG_SIGMOID, RoutingShape, dtype_code};
+use qgemm_hal::abi::{
+    FLAG_BIAS, FLAG_GIVEN_IDS, FLAG_LISTS, FLAG_RENORMALIZE, FLAG_SIGMOID, FLAG_SQRT_SOFTPLUS, RoutingShape, dtype_code,
+};
 use qgemm_hal::op::routing::{FLAG_SHARED, STATUS_WORDS, workspace_bytes};
 use qgemm_hal::{
     CheckedRouting, Device, DeviceInfo, Families, Family, Geometry, HalError, Kernel, KernelId, LaunchSequence,
@@ -283,6 +285,7 @@ impl Run<'_> {
         let flags = [
             (FLAG_BIAS, op.bias),
             (FLAG_SIGMOID, op.scoring == Scoring::Sigmoid),
+            (FLAG_SQRT_SOFTPLUS, op.scoring == Scoring::SqrtSoftplus),
             (FLAG_RENORMALIZE, op.renormalize),
             (FLAG_LISTS, op.lists),
             (FLAG_GIVEN_IDS, op.logits().is_none()),

@@ -10,6 +10,8 @@ pub fn slope(activation: Activation, v: f32) -> f32 {
         // NaN stays NaN.
         Activation::Relu if v.is_nan() => v,
         Activation::Relu => f32::from(u8::from(v > 0.0)),
+        Activation::ReluSquared if v < 0.0 => 0.0,
+        Activation::ReluSquared => 2.0 * v,
         Activation::Silu => of_product(v, v, 1.0),
         Activation::GeluTanh => {
             // (1 + tanh(u)) / 2 is the sigmoid of 2u.
@@ -24,6 +26,8 @@ pub fn slope(activation: Activation, v: f32) -> f32 {
             let e = (-0.5 * v * v).exp();
             normal_cdf(v, e) + v * DENSITY * e
         }
+        // The API refuses it without a pair.
+        Activation::ClampedSwiglu(_) => f32::NAN,
     }
 }
 
@@ -74,19 +78,21 @@ mod tests {
             Activation::GeluTanh => {
                 0.5 * v * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (v + 0.044715 * v.powi(3))).tanh())
             }
+            Activation::ReluSquared => v.max(0.0).powi(2),
             _ => v.max(0.0),
         };
-        for activation in [Activation::Relu, Activation::Silu, Activation::GeluTanh] {
+        for activation in [Activation::Relu, Activation::ReluSquared, Activation::Silu, Activation::GeluTanh] {
             for i in -79..80 {
                 let (v, h) = (f64::from(i) / 8.0 + 0.01, 1e-6);
                 let secant = (value(activation, v + h) - value(activation, v - h)) / (2.0 * h);
                 let got = f64::from(slope(activation, v as f32));
-                assert!((got - secant).abs() < 1e-6, "{activation:?} at {v}: {got}, {secant}");
+                assert!((got - secant).abs() < 1e-6 * secant.abs().max(1.0), "{activation:?} at {v}: {got}, {secant}");
             }
         }
         assert!((slope(Activation::GeluErf, 1.0) - 1.083_315_5).abs() < 1e-6);
         for activation in Activation::ALL {
-            assert_eq!(slope(activation, f32::INFINITY), 1.0, "{activation:?}");
+            let most = if activation == Activation::ReluSquared { f32::INFINITY } else { 1.0 };
+            assert_eq!(slope(activation, f32::INFINITY), most, "{activation:?}");
             assert!(
                 activation == Activation::Identity || slope(activation, f32::NEG_INFINITY) == 0.0,
                 "{activation:?}"

@@ -51,9 +51,14 @@ impl<'a> TopK<'a> {
 
     /// Scores of the logits; 0 for NaN.
     fn score(&self, logits: &[f32], scores: &mut [f32]) {
-        if self.op.scoring == Scoring::Sigmoid {
+        let of_each: Option<fn(f32) -> f32> = match self.op.scoring {
+            Scoring::Sigmoid => Some(sigmoid),
+            Scoring::SqrtSoftplus => Some(sqrt_softplus),
+            _ => None,
+        };
+        if let Some(of_each) = of_each {
             for (score, &logit) in scores.iter_mut().zip(logits) {
-                *score = if logit.is_nan() { 0.0 } else { sigmoid(logit) };
+                *score = if logit.is_nan() { 0.0 } else { of_each(logit) };
             }
             return;
         }
@@ -187,6 +192,19 @@ fn sigmoid(x: f32) -> f32 {
     (if x < 0.0 { e } else { 1.0 }) / (1.0 + e)
 }
 
+/// √(ln(1 + exp(x))). ln(1 + e) is 2 · atanh(s) with
+/// s = e / (2 + e) ≤ 1/3. Below −16 it is e up to rounding.
+fn sqrt_softplus(x: f32) -> f32 {
+    if x < -16.0 {
+        return exp_nonpositive(0.5 * x);
+    }
+    let e = exp_nonpositive(-x.abs());
+    let s = e / (2.0 + e);
+    // 1 / 13, 1 / 11, …, 1.
+    let series = (0..7).rev().map(|i| 1.0 / (2 * i + 1) as f32).fold(1.0 / 15.0, |q, next| q * s * s + next);
+    (x.max(0.0) + 2.0 * s * series).sqrt()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -240,6 +258,12 @@ mod tests {
             }
         }
         assert_eq!([exp_nonpositive(f32::NEG_INFINITY), exp_nonpositive(0.0), exp_nonpositive(-1e30)], [0.0, 1.0, 0.0]);
+        for i in -200_000..200_000 {
+            let x = i as f32 / 1000.0;
+            let (got, exact) = (f64::from(sqrt_softplus(x)), f64::from(x).exp().ln_1p().sqrt());
+            assert!((got - exact).abs() <= 3e-7 * exact + 2e-38, "sqrt_softplus({x}) is {got:e}, expected {exact:e}");
+        }
+        assert_eq!([f32::NEG_INFINITY, f32::INFINITY].map(sqrt_softplus), [0.0, f32::INFINITY]);
         assert_eq!([sigmoid(f32::NEG_INFINITY), sigmoid(f32::INFINITY), sigmoid(0.0)], [0.0, 1.0, 0.5]);
     }
 }

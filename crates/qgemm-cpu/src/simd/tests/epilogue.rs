@@ -1,6 +1,6 @@
 //! Epilogue tests.
 
-use qgemm_hal::Activation;
+use qgemm_hal::{Activation, ClampedSwiglu};
 
 use super::*;
 
@@ -15,6 +15,8 @@ fn every_level_computes_activations_as_their_formulas_say() {
             v / (1.0 + (-2.0 * u).exp())
         }
         Activation::GeluErf => 0.5 * v * libm::erfc(-v / 2f64.sqrt()),
+        Activation::ReluSquared => v.max(0.0).powi(2),
+        Activation::ClampedSwiglu(_) => panic!("of pairs"),
     };
     let values: Vec<f32> = (-1280..1280).map(|i| i as f32 / 100.0).collect();
     for simd in levels() {
@@ -47,9 +49,39 @@ fn large_values_and_nan_pass_activations() {
             outputs[..6].copy_from_slice(&[1e30, -1e6, f32::NAN, -f32::NAN, f32::INFINITY, -1e30]);
             simd.finish(&Epilogue { activation, ..PLAIN }, &OF_TOKEN, &mut outputs);
             let what = format!("{:?} {activation:?}: {:?}", simd.level(), &outputs[..6]);
-            assert_eq!((outputs[0], outputs[1]), (1e30, 0.0), "{what}");
+            let large = if activation == Activation::ReluSquared { f32::INFINITY } else { 1e30 };
+            assert_eq!((outputs[0], outputs[1]), (large, 0.0), "{what}");
             assert!(outputs[2].is_nan() && outputs[3].is_nan(), "{what}");
             assert_eq!((outputs[4], outputs[5]), (f32::INFINITY, 0.0), "{what}");
+        }
+    }
+}
+
+#[test]
+fn clamped_swiglu_is_as_its_formula_says_and_keeps_nan() {
+    let swiglu = ClampedSwiglu::new(1.702, 1.0, 7.0);
+    let how = Epilogue { activation: Activation::ClampedSwiglu(swiglu), gated: true, ..PLAIN };
+    let values = [-1e30, -40.0, -7.5, -1.0, 0.0, 0.5, 6.9, 7.0, 9.0, f32::INFINITY];
+    let exact = |gate: f64, up: f64| {
+        let g = gate.min(7.0);
+        (up.clamp(-7.0, 7.0) + 1.0) * g / (1.0 + (-f64::from(1.702f32) * g).exp())
+    };
+    for simd in levels() {
+        for gate in values {
+            for up in values {
+                let mut outputs: OfRows = std::array::from_fn(|row| if row % 16 < 8 { gate } else { up });
+                simd.finish(&how, &OF_TOKEN, &mut outputs);
+                let expected = exact(gate.into(), up.into());
+                let off = (f64::from(outputs[BLOCK_ROWS / 2 - 1]) - expected).abs();
+                assert!(off <= 1e-6 * expected.abs() + 1e-30, "{:?} {gate} {up}: {}", simd.level(), outputs[0]);
+            }
+        }
+        // The gate, then the up is NaN.
+        for nan in [0, 1] {
+            let of = |row: usize| if row % 16 / 8 == nan { f32::NAN } else { 1.0 };
+            let mut outputs: OfRows = std::array::from_fn(of);
+            simd.finish(&how, &OF_TOKEN, &mut outputs);
+            assert!(outputs[..BLOCK_ROWS / 2].iter().all(|d| d.is_nan()), "{:?} {nan}", simd.level());
         }
     }
 }

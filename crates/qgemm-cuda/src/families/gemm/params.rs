@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_formats::{DType, XParts};
 use qgemm_hal::abi::{self, CudaGemmShape, GemmPointers, TileSchedule, XPlanePointers, activation_code, dtype_code};
 use qgemm_hal::{
-    CheckedGemm, Dense, GemmOperand, HalError, LaunchPlan, LaunchStep, Operands, StreamK, XPlanes, XPrologue,
+    Activation, CheckedGemm, Dense, GemmOperand, HalError, LaunchPlan, LaunchStep, Operands, StreamK, XPlanes, XPrologue,
 };
 
 use super::super::kernel_launch::{Addresses, Params};
@@ -254,6 +254,11 @@ impl Cut {
 /// Kernel parameter without addresses.
 pub(in crate::families) fn params(op: &CheckedGemm, x: &Dense, cut: &Cut) -> GemmParams {
     let flag = |present: bool, flag: u32| if present { flag } else { 0 };
+    // Pairs have no C; its fields hold the numbers.
+    let swiglu = match op.activation {
+        Activation::ClampedSwiglu(swiglu) if op.gated => Some(swiglu),
+        _ => None,
+    };
     let shape = CudaGemmShape {
         m: op.m as u32,
         stored_rows: op.stored_rows as u32,
@@ -273,7 +278,7 @@ pub(in crate::families) fn params(op: &CheckedGemm, x: &Dense, cut: &Cut) -> Gem
             | flag(cut.has_factors, abi::FLAG_X_FACTOR),
         out_features: op.out_features as u32,
         alpha: op.alpha,
-        beta: op.beta,
+        beta: swiglu.map_or(op.beta, |swiglu| swiglu.beta),
         k_tiles: cut.k_tiles,
         splits: cut.splits,
         activation: activation_code(op.activation),
@@ -286,7 +291,10 @@ pub(in crate::families) fn params(op: &CheckedGemm, x: &Dense, cut: &Cut) -> Gem
     let at = GemmPointers {
         x_row: x.row_stride,
         x_col: x.col_stride,
-        c_row: op.c.map_or(0, |c| c.row_stride),
+        c_row: match swiglu {
+            Some(swiglu) => u64::from(swiglu.limit.to_bits()) << 32 | u64::from(swiglu.alpha.to_bits()),
+            None => op.c.map_or(0, |c| c.row_stride),
+        },
         d_row: op.d.row_stride,
         residual_row: op.residual.map_or(0, |r| r.row_stride),
         ..GemmPointers::default()

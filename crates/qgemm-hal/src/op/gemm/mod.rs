@@ -13,7 +13,7 @@ use std::ops::Range;
 use qgemm_formats::prepack::FragmentLayout;
 use qgemm_formats::{DType, Encoding, Format, ScaleSpan, XFactor, XFormat};
 
-pub use activation::Activation;
+pub use activation::{Activation, ClampedSwiglu, UnknownActivation};
 pub use plan::{LaunchPlan, Schedule, StreamK, TileConfig, XPrologue};
 pub use quantized_x::XPlanes;
 pub use work_tile::WorkTile;
@@ -174,7 +174,8 @@ impl Segment {
 /// `v = alpha · token_scale · X·Wᵀ + beta · C + bias`.
 ///
 /// For a gated pair:
-/// `activation(v of the gate) · v of the up + residual`.
+/// `activation(v of the gate) · v of the up + residual`; of a
+/// [`ClampedSwiglu`] both are clamped.
 /// Validated by the API.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CheckedGemm {

@@ -16,7 +16,7 @@ use super::extents::{Extents, added_c};
 use crate::event::WgpuStream;
 use crate::families::dispatch::{Dispatch, stride, submit};
 use crate::families::gemm::{INTERFACE as GEMM_INTERFACE, x_matrix};
-use crate::families::modes::Modes;
+use crate::families::modes::{Modes, swiglu_of};
 use crate::families::operands::{Bound, Touched};
 use crate::memory::VECTOR;
 use crate::pipeline::{Compiled, Interface};
@@ -67,7 +67,7 @@ pub(super) struct Params {
     token_scale_base: u32,
     bases: [u32; 2],
     x_scale_row: u32,
-    reserved: u32,
+    limit: f32,
 }
 
 /// `Params` of `shaders/experts_gather.wgsl`.
@@ -374,6 +374,7 @@ fn params(op: &CheckedExperts, x: &Dense, rows: u32, grouped: bool) -> Params {
         residual: each.residual.map(|residual| residual.dtype),
         form: Some(if grouped { ExpertForm::Contiguous } else { op.form }),
     };
+    let swiglu = swiglu_of(each);
     let x_sharers = match op.form {
         ExpertForm::Indexed { top_k, x_per_slot: false } => top_k as u32,
         _ => 1,
@@ -387,7 +388,7 @@ fn params(op: &CheckedExperts, x: &Dense, rows: u32, grouped: bool) -> Params {
             flags: flags.iter().filter(|(_, set)| *set).fold(0, |flags, (flag, _)| flags | flag),
             out_features: each.out_features as u32,
             alpha: each.alpha,
-            beta: each.beta,
+            beta: swiglu.map_or(each.beta, |swiglu| swiglu.beta),
         },
         modes: modes.packed(),
         x_row: row_stride(x, op.x_rows()),
@@ -395,7 +396,11 @@ fn params(op: &CheckedExperts, x: &Dense, rows: u32, grouped: bool) -> Params {
         x_scale_row: each.x.planes.map_or(0, |planes| stride(op.x_rows(), planes.scales_row / 4)),
         experts: op.experts as u32,
         d_row: row_stride(&each.d, each.m),
-        c_row: added_c(each).map_or(0, |c| row_stride(c, each.m)),
+        c_row: match swiglu {
+            Some(swiglu) => swiglu.alpha.to_bits(),
+            None => added_c(each).map_or(0, |c| row_stride(c, each.m)),
+        },
+        limit: swiglu.map_or(0.0, |swiglu| swiglu.limit),
         residual_row: each.residual.map_or(0, |residual| row_stride(&residual, each.m)),
         row_pitch: op.row_pitch as u32,
         ..Params::default()

@@ -18,7 +18,7 @@ use super::parts::{Phase, SUM_THREADS, sum_grid, sum_rows};
 use super::{INTERFACE, Params};
 use crate::event::WgpuStream;
 use crate::families::dispatch::{Dispatch, MAX_GROUPS, stride, submit};
-use crate::families::modes::Modes;
+use crate::families::modes::{Modes, swiglu_of};
 use crate::families::operands::Touched;
 use crate::memory::VECTOR;
 use crate::pipeline::Compiled;
@@ -199,6 +199,9 @@ impl GemmKernel {
         (row_scale, p.row_scale_base) = touched(O::RowScale, |e| e.row_scale, 4).bind(shared)?;
         (k_order, p.k_order_base) = touched(third, |e| e.k_order, 4).bind(shared)?;
         (c, p.c_base) = touched(O::C, |e| e.c, dense(op.c)).bind(shared)?;
+        if let Some(swiglu) = swiglu_of(op) {
+            p.c_base = swiglu.limit.to_bits();
+        }
         (bias, p.bias_base) = touched(O::Bias, |e| e.bias, width(op.bias)).bind(shared)?;
         (token_scale, p.token_scale_base) = touched(O::TokenScale, |e| e.token_scale, 4).bind(shared)?;
         // D may alias the residual: an invocation reads the
@@ -232,6 +235,7 @@ fn output(op: &CheckedGemm, launch: &Launch) -> (GemmOperand, u32, usize) {
 /// Parameters without the `*_base` fields.
 fn params(&Product { op, x, .. }: &Product<'_>, launch: &Launch) -> Params {
     let (m, (_, _, d)) = (launch.m.len(), launch.output(op));
+    let swiglu = swiglu_of(op);
     let flags = [
         (FLAG_ROW_SCALE, op.row_scale),
         (FLAG_K_ORDER, op.k_order),
@@ -262,7 +266,7 @@ fn params(&Product { op, x, .. }: &Product<'_>, launch: &Launch) -> Params {
             flags: flags.iter().filter(|(_, set)| *set).fold(0, |flags, (flag, _)| flags | flag),
             out_features: op.out_features as u32,
             alpha: op.alpha,
-            beta: op.beta,
+            beta: swiglu.map_or(op.beta, |swiglu| swiglu.beta),
         },
         modes: modes.packed(),
         x_row: stride(m, x.row_stride),
@@ -271,7 +275,10 @@ fn params(&Product { op, x, .. }: &Product<'_>, launch: &Launch) -> Params {
             None if op.k > 1 => x.col_stride as u32,
             None => 1,
         },
-        c_row: op.c.map_or(0, |c| stride(m, c.row_stride)),
+        c_row: match swiglu {
+            Some(swiglu) => swiglu.alpha.to_bits(),
+            None => op.c.map_or(0, |c| stride(m, c.row_stride)),
+        },
         d_row: stride(m, d.row_stride),
         residual_row: op.residual.map_or(0, |r| stride(m, r.row_stride)),
         n_first: launch.rows.start as u32,
