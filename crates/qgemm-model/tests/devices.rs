@@ -50,6 +50,21 @@ fn a_model_with_second_norms_generates_the_same_tokens() {
 }
 
 #[test]
+fn a_model_with_sinks_and_biases_generates_the_same_tokens() {
+    let recipe = Recipe {
+        architecture: "gpt-oss",
+        formats: ["mxfp4", "q8_0"],
+        qkv_bias: true,
+        window_pattern: Some(2),
+        sinks: true,
+        biases: true,
+        experts: true,
+        ..LLAMA
+    };
+    compare("a_model_with_sinks_and_biases_generates_the_same_tokens", &recipe);
+}
+
+#[test]
 fn a_model_with_experts_generates_the_same_tokens() {
     let recipe = Recipe { architecture: "qwen3moe", head_norms: true, experts: true, ..LLAMA };
     compare("a_model_with_experts_generates_the_same_tokens", &recipe);

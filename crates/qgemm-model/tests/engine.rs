@@ -24,6 +24,16 @@ const GEMMA3: Recipe = Recipe {
     rotary_base: 100.0,
     ..LLAMA
 };
+const GPT_OSS: Recipe = Recipe {
+    architecture: "gpt-oss",
+    formats: ["mxfp4", "q8_0"],
+    qkv_bias: true,
+    window_pattern: Some(2),
+    sinks: true,
+    biases: true,
+    experts: true,
+    ..LLAMA
+};
 const QWEN3_MOE: Recipe = Recipe { architecture: "qwen3moe", formats: ["q4_0", "q8_0"], experts: true, ..QWEN3 };
 
 /// Nothing is rounded but to f32.
@@ -60,6 +70,7 @@ fn architectures_compute_what_a_plain_forward_pass_does() {
         (QWEN3_MOE, false),
         (GEMMA, false),
         (GEMMA3, false),
+        (GPT_OSS, false),
     ] {
         let path = write_gguf(folder.path(), &recipe);
         let model = load(&path);
@@ -85,6 +96,7 @@ fn reference<'a>(model: &'a Model, numbers: Hyperparameters, recipe: &Recipe) ->
             interleaved: false,
             ..plain
         },
+        "gpt-oss" => Reference { gate: Gate::Clamped, interleaved: false, ..plain },
         _ => plain,
     }
 }
@@ -142,6 +154,19 @@ fn gemma_in_safetensors_is_that_of_the_gguf_file() {
             [&gguf, &safetensors].map(|model| run_one(&mut engine(model, options()), &[65, 66, 67], greedy(16)));
         assert_eq!(a.ids, b.ids, "{}", recipe.architecture);
     }
+}
+
+/// Its checkpoints have MXFP4 in rows of gate and up by turns.
+#[test]
+fn gpt_oss_in_safetensors_is_that_of_the_gguf_file() {
+    let recipe = Recipe { formats: ["f32", "f32"], fp4_experts: true, ..GPT_OSS };
+    let [folder, checkpoint] = [0, 1].map(|_| tempfile::tempdir().expect("a folder"));
+    let gguf = load(&write_gguf(folder.path(), &recipe));
+    write_safetensors(checkpoint.path(), &recipe);
+    let safetensors = load(checkpoint.path());
+    assert_eq!(gguf.hyperparameters(), safetensors.hyperparameters());
+    let [a, b] = [&gguf, &safetensors].map(|model| run_one(&mut engine(model, options()), &[65, 66, 67], greedy(16)));
+    assert_eq!(a.ids, b.ids);
 }
 
 #[test]

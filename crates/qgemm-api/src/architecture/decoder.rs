@@ -57,7 +57,7 @@ pub(super) fn decoder(
         embedding: Some(embedding),
         head: Some(head),
         pre_norm: true,
-        activation: architecture.activation.0,
+        activation: numbers.activation,
         embedding_scale: if architecture.scaled_embedding { (numbers.hidden as f32).sqrt() } else { 1.0 },
         score_scale: numbers.score_scale,
         heads: Heads { heads: numbers.heads, kv_heads: numbers.kv_heads, head_dim: numbers.head_dim },

@@ -1,5 +1,7 @@
 //! Hyperparameters of a decoder: sizes, norms, context, window, experts.
 
+use qgemm_hal::{Activation, ClampedSwiglu};
+
 use super::description::{Architecture, Experts};
 use super::settings::{Key, Settings};
 use super::sliding_window::SlidingWindow;
@@ -24,6 +26,7 @@ const EXPERTS_PER_TOKEN: Key = Key { gguf: "expert_used_count", config: &["/num_
 const EXPERT_INTERMEDIATE: Key = Key { gguf: "expert_feed_forward_length", config: &["/moe_intermediate_size"] };
 const RENORMALIZED: Key = Key { gguf: "expert_weights_norm", config: &["/norm_topk_prob"] };
 const SCORE_SCALE: Key = Key { gguf: "attention.scale", config: &[] };
+const LIMIT: Key = Key { gguf: "", config: &["/swiglu_limit"] };
 const QUERY_SCALAR: Key = Key { gguf: "", config: &["/query_pre_attn_scalar"] };
 /// Activation of feed-forward parts.
 pub const ACTIVATION: Key = Key { gguf: "", config: &["/hidden_act", "/hidden_activation"] };
@@ -47,6 +50,8 @@ pub struct Hyperparameters {
     pub kv_heads: usize,
     /// Features of a head.
     pub head_dim: usize,
+    /// Activation of the gate.
+    pub activation: Activation,
     /// Factor of attention's scores, where it is not the root of `1 / head_dim`.
     pub score_scale: Option<f32>,
     /// Epsilon of RMSNorm.
@@ -92,6 +97,7 @@ impl Hyperparameters {
             heads,
             kv_heads: stated(KV_HEADS)?.unwrap_or(heads),
             head_dim,
+            activation: activation(settings, architecture),
             score_scale: score_scale(settings, architecture, [layers, hidden, heads]),
             eps,
             context: required(CONTEXT)?,
@@ -135,6 +141,16 @@ pub fn size(settings: &Settings<'_>, key: Key) -> Result<Option<usize>, Error> {
             expected: format!("at most {MOST}"),
         }),
         stated => Ok(stated),
+    }
+}
+
+/// Activation of the gate. A model may state another limit of clamped values.
+fn activation(settings: &Settings<'_>, architecture: &Architecture) -> Activation {
+    match (architecture.activation.0, settings.number(LIMIT)) {
+        (Activation::ClampedSwiglu(of), Some(limit)) => {
+            Activation::ClampedSwiglu(ClampedSwiglu::new(of.alpha, of.beta, limit as f32))
+        }
+        (activation, _) => activation,
     }
 }
 
@@ -192,6 +208,7 @@ mod tests {
             heads: 4,
             kv_heads: 2,
             head_dim: 16,
+            activation: Activation::Silu,
             score_scale: None,
             eps: 1e-5,
             context: 512,

@@ -7,6 +7,7 @@ mod encoder;
 mod encoder_names;
 mod gemma;
 mod gemma3;
+mod gpt_oss;
 mod hyperparameters;
 mod llama;
 mod mistral;

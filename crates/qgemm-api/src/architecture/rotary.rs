@@ -146,6 +146,7 @@ mod tests {
             heads: 4,
             kv_heads: 4,
             head_dim: 16,
+            activation: qgemm_hal::Activation::Silu,
             score_scale: None,
             eps: 1e-5,
             context: 2048,

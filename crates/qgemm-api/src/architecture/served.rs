@@ -2,13 +2,14 @@
 //! unsupported ones need.
 
 use super::description::Architecture;
-use super::{gemma, gemma3, llama, mistral, mixtral, qwen2, qwen3, qwen3moe};
+use super::{gemma, gemma3, gpt_oss, llama, mistral, mixtral, qwen2, qwen3, qwen3moe};
 use crate::error::Error;
 
 /// Architectures that run.
 const SERVED: &[&Architecture] = &[
     &gemma::GEMMA,
     &gemma3::GEMMA3,
+    &gpt_oss::GPT_OSS,
     &llama::LLAMA,
     &mistral::MISTRAL,
     &mixtral::MIXTRAL,
@@ -32,7 +33,6 @@ const UNSERVED: &[(&[&str], &str)] = &[
         "LayerNorm decoders",
     ),
     (&["deepseek2", "deepseek_v2", "deepseek_v3", "kimi_k2"], "multi-head latent attention and layers of experts"),
-    (&["gpt-oss", "gpt_oss"], "attention sinks and layers of experts"),
     (&["qwen3next", "qwen3_next", "qwen35", "qwen3_5"], "the gated delta rule"),
     (&["mamba", "mamba2", "falcon_h1", "granitehybrid", "nemotron_h", "jamba"], "state-space layers"),
     (&["cohere", "cohere2", "command-r"], "parallel attention and scaled logits"),

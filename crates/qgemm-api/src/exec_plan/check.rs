@@ -6,7 +6,7 @@ use std::fmt::Display;
 
 use qgemm_formats::model::Model;
 use qgemm_formats::{DType, Format};
-use qgemm_hal::{Activation, DeviceKind, Operation as _};
+use qgemm_hal::{DeviceKind, Operation as _};
 
 use super::arena::WORKSPACE;
 use super::build::END;
@@ -194,11 +194,9 @@ impl OpChecks<'_> {
     fn state(&self, problem: Problem) -> Result<Problem, Error> {
         let op = self.op;
         let (x, d): (DType, DType) = (op.x_dtype.parse()?, op.d_dtype.parse()?);
-        let known = Activation::ALL.into_iter().find(|activation| activation.name() == op.activation);
-        let names = || Activation::ALL.map(Activation::name).join(", ");
-        let activation = known.ok_or_else(|| Error::PlanMismatch {
+        let activation = op.activation.parse().map_err(|_| Error::PlanMismatch {
             at: format!("{}.activation", self.at),
-            expected: format!("one of {}", names()),
+            expected: "the name of an activation".into(),
             got: op.activation.clone(),
         })?;
         let stated = Stated {

@@ -207,7 +207,7 @@ pub struct PlannedOp {
     /// Parameters of an `optimizer`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub optimizer: Option<PlannedOptimizer>,
-    /// Epilogue activation: `silu`.
+    /// Epilogue activation: `silu`, `clamped_swiglu(1.702,1,7)`.
     pub activation: String,
     /// Experts per token.
     #[serde(skip_serializing_if = "Option::is_none", default)]

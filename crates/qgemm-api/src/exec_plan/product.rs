@@ -320,7 +320,7 @@ pub(super) fn op(
         router_weights: None,
         parameters: None,
         status: None,
-        activation: activation.name().to_owned(),
+        activation: activation.to_string(),
         norm: None,
         segments: Vec::new(),
         heads: None,

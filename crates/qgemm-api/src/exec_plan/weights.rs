@@ -136,11 +136,9 @@ impl LoadedPlan {
                 let beta = norm.beta.as_ref().zip(norm.beta_dtype.as_ref()).map(|(beta, dtype)| (beta, dtype, false));
                 let gamma = (&norm.gamma, &norm.gamma_dtype, norm.gamma_offset);
                 for (tensor, dtype, is_offset) in std::iter::once(gamma).chain(beta) {
-                    let offset = if is_offset { 1.0 } else { 0.0 };
                     let values = || {
-                        Ok::<_, Error>(
-                            model.dense(tensor)?.to_f32().into_iter().map(|v| v + offset).collect::<Vec<f32>>(),
-                        )
+                        let stored = model.dense(tensor)?;
+                        Ok::<_, Error>(if is_offset { stored.one_plus().to_f32() } else { stored.to_f32() })
                     };
                     hold(tensor, &|| upload(&self.ctx, &values()?, dtype.parse()?))?;
                 }

@@ -8,6 +8,8 @@ use qgemm_api::{Format, quantize};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
+use super::fp4_experts;
+
 pub const HIDDEN: usize = 64;
 pub const INTERMEDIATE: usize = 96;
 pub const HEADS: usize = 4;
@@ -53,6 +55,8 @@ pub struct Recipe {
     pub sinks: bool,
     /// Biases of the output projection, the router and the experts.
     pub biases: bool,
+    /// Experts whose values MXFP4 stores exactly, and gpt-oss's tensors of them in safetensors.
+    pub fp4_experts: bool,
     /// A tensor that no decoder has.
     pub extra: Option<&'static str>,
 }
@@ -71,6 +75,7 @@ pub const LLAMA: Recipe = Recipe {
     gamma_offset: false,
     sinks: false,
     biases: false,
+    fp4_experts: false,
     extra: None,
 };
 
@@ -98,12 +103,33 @@ pub struct Tensor {
     pub values: Vec<f32>,
 }
 
+/// A tensor of a safetensors file.
+#[derive(Clone)]
+pub struct Stored {
+    pub name: String,
+    pub dtype: &'static str,
+    pub shape: Vec<usize>,
+    pub bytes: Vec<u8>,
+}
+
+/// In f32.
+impl From<Tensor> for Stored {
+    fn from(tensor: Tensor) -> Self {
+        Self { name: tensor.name, dtype: "F32", shape: tensor.shape, bytes: bytes(&tensor.values) }
+    }
+}
+
 /// Random tensors of a model.
 pub fn tensors(recipe: &Recipe) -> Vec<Tensor> {
     let mut rng = StdRng::seed_from_u64(11);
     let mut all = Vec::new();
     let mut add = |name: String, shape: &[usize], center: f32, width: f32| {
-        let values = (0..shape.iter().product()).map(|_| center + rng.random_range(-width..width)).collect();
+        let is_fp4 = recipe.fp4_experts && name.ends_with("_exps.weight");
+        let mut value = || match is_fp4 {
+            true => fp4_experts::E2M1[rng.random_range(0..16)] * 2f32.powi(fp4_experts::EXPONENT),
+            false => center + rng.random_range(-width..width),
+        };
+        let values = (0..shape.iter().product()).map(|_| value()).collect();
         all.push(Tensor { name, shape: shape.to_vec(), values });
     };
     add("token_embd.weight".into(), &[VOCABULARY, HIDDEN], 0.0, 1.0);
@@ -230,7 +256,12 @@ fn metadata(header: &mut GgufHeader, recipe: &Recipe) {
 
 /// Writes a model as a checkpoint folder of `transformers`, in f32.
 pub fn write_safetensors(folder: &Path, recipe: &Recipe) {
-    write_checkpoint(folder, tensors(recipe).into_iter().flat_map(|tensor| of_transformers(recipe, tensor)));
+    let all = tensors(recipe);
+    let layers = if recipe.fp4_experts { 0..LAYERS } else { 0..0 };
+    let experts: Vec<Stored> = layers.flat_map(|layer| fp4_experts::of_layer(layer, &all)).collect();
+    let others = all.into_iter().filter(|tensor| !recipe.fp4_experts || !tensor.name.contains("_exps."));
+    let others = others.flat_map(|tensor| of_transformers(recipe, tensor)).map(Stored::from);
+    write_checkpoint(folder, others.chain(experts));
     let mut config = serde_json::json!({
         "model_type": recipe.model_type(), "hidden_size": HIDDEN, "intermediate_size": INTERMEDIATE,
         "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM,
@@ -242,6 +273,9 @@ pub fn write_safetensors(folder: &Path, recipe: &Recipe) {
         config["num_experts_per_tok"] = EXPERTS_PER_TOKEN.into();
         config["moe_intermediate_size"] = EXPERT_INTERMEDIATE.into();
         config["norm_topk_prob"] = true.into();
+    }
+    if recipe.fp4_experts {
+        config["quantization_config"] = serde_json::json!({ "quant_method": "mxfp4" });
     }
     if let Some(every) = recipe.window_pattern {
         config["sliding_window"] = WINDOW.into();
@@ -258,13 +292,14 @@ pub fn write_safetensors(folder: &Path, recipe: &Recipe) {
     fs::write(folder.join("tokenizer_config.json"), tokenizer_config.to_string()).expect("writable");
 }
 
-/// Writes tensors as `model.safetensors`, in f32.
-pub fn write_checkpoint(folder: &Path, tensors: impl IntoIterator<Item = Tensor>) {
+/// Writes tensors as `model.safetensors`.
+pub fn write_checkpoint(folder: &Path, tensors: impl IntoIterator<Item = impl Into<Stored>>) {
     let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
-    for tensor in tensors {
+    for tensor in tensors.into_iter().map(Into::into) {
         let begin = data.len();
-        data.extend(bytes(&tensor.values));
-        let entry = serde_json::json!({ "dtype": "F32", "shape": tensor.shape, "data_offsets": [begin, data.len()] });
+        data.extend(&tensor.bytes);
+        let entry =
+            serde_json::json!({ "dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [begin, data.len()] });
         header.insert(tensor.name, entry);
     }
     let header = serde_json::Value::from(header).to_string().into_bytes();
@@ -322,7 +357,8 @@ fn hugging_face_name(recipe: &Recipe, gguf: &str) -> String {
         ("attn_k.", "self_attn.k_proj."),
         ("attn_v.", "self_attn.v_proj."),
         ("attn_output", "self_attn.o_proj"),
-        ("ffn_gate_inp", "mlp.gate"),
+        ("attn_sinks.weight", "self_attn.sinks"),
+        ("ffn_gate_inp", if recipe.architecture == "gpt-oss" { "mlp.router" } else { "mlp.gate" }),
         ("ffn_gate_exps", "mlp.experts.{}.gate_proj"),
         ("ffn_up_exps", "mlp.experts.{}.up_proj"),
         ("ffn_down_exps", "mlp.experts.{}.down_proj"),

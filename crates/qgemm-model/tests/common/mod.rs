@@ -4,6 +4,7 @@
 
 pub mod checkpoint;
 pub mod encoder;
+pub mod fp4_experts;
 pub mod reference;
 
 use std::collections::BTreeMap;

@@ -17,6 +17,8 @@ pub enum Gate {
     Silu,
     /// GELU of the gate by tanh, times up.
     GeluTanh,
+    /// gpt-oss's SwiGLU of clamped values.
+    Clamped,
 }
 
 /// The pass, without qgemm's products.
@@ -114,6 +116,10 @@ impl<'a> Reference<'a> {
     fn gated(&self, gate: &[Vec<f32>], up: &[Vec<f32>]) -> Rows {
         let of_pair = |(g, u): (&f32, &f32)| match self.gate {
             Gate::Silu => g / (1.0 + (-g).exp()) * u,
+            Gate::Clamped => {
+                let (g, u) = (g.min(7.0), u.clamp(-7.0, 7.0));
+                (u + 1.0) * g / (1.0 + (-1.702 * g).exp())
+            }
             Gate::GeluTanh => {
                 let inner = (2.0 / std::f32::consts::PI).sqrt() * (g + 0.044715 * g.powi(3));
                 0.5 * g * (1.0 + inner.tanh()) * u
