@@ -60,10 +60,14 @@ fn dynamic_shared_bytes(prelude: &str) -> u32 {
     value.and_then(|v| v.trim_end_matches(';').parse().ok()).unwrap_or(0)
 }
 
+/// Registers that a kernel may have more or fewer than the file says. An unrelated
+/// change of an epilogue moves that many, and no reviewer looks at them.
+const REGISTER_NOISE: u32 = 4;
+
 /// Differences between kernels and the file, one line each.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Differences {
-    /// Increased registers, spills, stack or shared memory.
+    /// Increased registers (beyond noise), spills, stack or shared memory.
     pub worse: Vec<String>,
     /// Any other difference: the file must be rewritten.
     pub stale: Vec<String>,
@@ -117,7 +121,8 @@ impl Lock {
         Ok(out)
     }
 
-    /// Merges the kernels built for `target`; with `all`, kernels that
+    /// Merges the kernels built for `target`. Rows whose registers differ by noise alone stay as
+    /// they are. With `all`, kernels that
     /// were not built are removed. Known instructions are kept when the
     /// new kernel was not disassembled.
     pub fn update(&mut self, nvrtc: &str, target: Target, built: &[(String, Row)], all: bool) {
@@ -129,7 +134,10 @@ impl Lock {
         }
         for (name, row) in built {
             let mut row = row.clone();
-            row.mma = row.mma.or_else(|| before.remove(name).and_then(|old| old.mma));
+            if let Some(old) = before.remove(name) {
+                row.mma = row.mma.or_else(|| old.mma.clone());
+                row = old.unless_changed(row);
+            }
             rows.insert(name.clone(), row);
         }
         self.targets.retain(|_, rows| !rows.is_empty());
@@ -166,6 +174,12 @@ impl Lock {
 }
 
 impl Row {
+    /// This row, or `now` if it differs by more than noise.
+    fn unless_changed(self, now: Row) -> Row {
+        let (worse, other) = self.changes(&now);
+        if worse.is_empty() && other.is_empty() && self.mma.is_some() == now.mma.is_some() { self } else { now }
+    }
+
     /// Regressions in `now`, and other changes.
     fn changes(&self, now: &Row) -> (Vec<String>, Vec<String>) {
         let (mut worse, mut other) = (Vec::new(), Vec::new());
@@ -175,7 +189,8 @@ impl Row {
             ("stack", self.stack, now.stack),
             ("shared", self.shared, now.shared),
         ] {
-            if a != b {
+            let is_noise = what == "registers" && a.abs_diff(b) <= REGISTER_NOISE;
+            if a != b && !is_noise {
                 let lines = if b > a { &mut worse } else { &mut other };
                 lines.push(format!("{what} {a} -> {b}"));
             }
@@ -225,17 +240,17 @@ mod tests {
     fn worse_is_told_from_otherwise_different() {
         let mut lock = Lock::default();
         lock.update("12.9", target(), &rows(&[("a", 32), ("b", 40), ("c", 48), ("e", 50)]), true);
-        let built = rows(&[("a", 32), ("b", 41), ("c", 47), ("d", 48)]);
+        let built = rows(&[("a", 36), ("b", 45), ("c", 43), ("d", 48)]);
         let found = lock.compare(target(), &built, &names(&["a", "b", "c", "d"]), |_| true);
-        assert_eq!(found.worse, ["sm_86 b: registers 40 -> 41"]);
-        assert_eq!(found.stale, ["sm_86 c: registers 48 -> 47", "sm_86 d: new", "sm_86 e: gone"]);
+        assert_eq!(found.worse, ["sm_86 b: registers 40 -> 45"]);
+        assert_eq!(found.stale, ["sm_86 c: registers 48 -> 43", "sm_86 d: new", "sm_86 e: gone"]);
         for (what, spilling) in [
-            ("spills", Row { spills: 4, ..row(30) }),
-            ("stack", Row { stack: 8, ..row(30) }),
-            ("shared", Row { shared: 1025, ..row(30) }),
+            ("spills", Row { spills: 4, ..row(24) }),
+            ("stack", Row { stack: 8, ..row(24) }),
+            ("shared", Row { shared: 1025, ..row(24) }),
         ] {
             let found = lock.compare(target(), &[("a".into(), spilling)], &[], |_| false);
-            assert!(found.worse[0].contains(what) && found.worse[0].contains("registers 32 -> 30"), "{found:?}");
+            assert!(found.worse[0].contains(what) && found.worse[0].contains("registers 32 -> 24"), "{found:?}");
         }
     }
 
@@ -245,9 +260,13 @@ mod tests {
         lock.update("12.9", target(), &rows(&[("gemm_a", 32), ("gemv_a", 40)]), true);
         let found = lock.compare(target(), &rows(&[("gemv_a", 40)]), &names(&["gemv_a"]), |n| n.starts_with("gemv"));
         assert_eq!(found, Differences::default());
-        lock.update("12.9", target(), &rows(&[("gemv_a", 41)]), false);
-        assert_eq!(lock.targets["sm_86"].len(), 2);
-        assert_eq!(lock.targets["sm_86"]["gemv_a"].registers, 41);
+        let update = |lock: &mut Lock, registers| {
+            lock.update("12.9", target(), &rows(&[("gemv_a", registers)]), false);
+            assert_eq!(lock.targets["sm_86"].len(), 2);
+            lock.targets["sm_86"]["gemv_a"].registers
+        };
+        assert_eq!(update(&mut lock, 44), 40, "noise");
+        assert_eq!(update(&mut lock, 45), 45);
     }
 
     #[test]
@@ -260,8 +279,8 @@ mod tests {
         assert_eq!(compare(seen(64)), Differences::default());
         let changed = compare(seen(32));
         assert!(changed.worse.is_empty() && changed.stale[0].contains("mma"), "{changed:?}");
-        lock.update("12.9", target(), &rows(&[("a", 33)]), true);
-        assert_eq!(lock.targets["sm_86"]["a"], Row { registers: 33, ..seen(64) });
+        lock.update("12.9", target(), &rows(&[("a", 37)]), true);
+        assert_eq!(lock.targets["sm_86"]["a"], Row { registers: 37, ..seen(64) });
     }
 
     #[test]

@@ -268,7 +268,7 @@ struct GatherRowsShape {
     u32 row_ctas;  // CTAs of a row.
     u32 flags;  // `FLAG_` constants: `ROW_SCALE`, `K_ORDER`.
     u32 d_dtype;  // Element type of D.
-    u32 reserved;  // Unused, zero.
+    float scale;  // Factor of every element.
 }; static_assert(sizeof(GatherRowsShape) == 32, "layout");
 static_assert(QG_OFFSET_OF(GatherRowsShape, table_rows) == 4, "layout");
 static_assert(QG_OFFSET_OF(GatherRowsShape, k) == 8, "layout");
@@ -276,7 +276,7 @@ static_assert(QG_OFFSET_OF(GatherRowsShape, k_tiles) == 12, "layout");
 static_assert(QG_OFFSET_OF(GatherRowsShape, row_ctas) == 16, "layout");
 static_assert(QG_OFFSET_OF(GatherRowsShape, flags) == 20, "layout");
 static_assert(QG_OFFSET_OF(GatherRowsShape, d_dtype) == 24, "layout");
-static_assert(QG_OFFSET_OF(GatherRowsShape, reserved) == 28, "layout");
+static_assert(QG_OFFSET_OF(GatherRowsShape, scale) == 28, "layout");
 struct GatherRowsPointers {
     u64 w;  // Packed W.
     u64 row_scale;  // Row scales.
