@@ -11,7 +11,8 @@ pub(crate) fn check_activation(activation: Activation, pair: bool, what: &'stati
         return Err(Error::ActivationOfPairs { activation, got: what });
     }
     let Activation::ClampedSwiglu(ClampedSwiglu { alpha, beta, limit }) = activation else { return Ok(()) };
-    let wrong = |name, expected, got| Err(Error::ActivationNumber { activation: activation.name(), name, expected, got });
+    let wrong =
+        |name, expected, got| Err(Error::ActivationNumber { activation: activation.name(), name, expected, got });
     for (name, got) in [("alpha", alpha), ("beta", beta)] {
         if !got.is_finite() {
             return wrong(name, "a finite number", got);

@@ -17,7 +17,8 @@ use std::path::PathBuf;
 use anyhow::{Context as _, bail, ensure};
 use clap::ValueEnum;
 use qgemm_api::{
-    Activation, Context, DType, DeviceKind, FactorFormat, KvFormat, MatmulLayout, NormKind, Profile, Tuned, XFormat, XPrecision,
+    Activation, Context, DType, DeviceKind, FactorFormat, KvFormat, MatmulLayout, NormKind, Profile, Tuned, XFormat,
+    XPrecision,
 };
 use serde::{Deserialize, Serialize};
 

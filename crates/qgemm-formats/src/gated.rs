@@ -200,7 +200,8 @@ mod tests {
                     one.with_row_scale(scales).expect("one each")
                 };
                 let expected = HostWeight::gated_pair(&of(&both, 0), &of(&both, 1)).expect("alike");
-                let pair = both.clone().with_row_scale(scales.clone()).expect("one each").interleaved_pair().expect("even");
+                let pair =
+                    both.clone().with_row_scale(scales.clone()).expect("one each").interleaved_pair().expect("even");
                 assert_eq!((pair.n(), pair.k()), (expected.n(), expected.k()), "{format}");
                 assert_eq!(pair.blocks()[..], expected.blocks()[..], "{format}");
                 assert_eq!(pair.row_scale(), expected.row_scale(), "{format}");

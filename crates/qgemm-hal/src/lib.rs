@@ -50,8 +50,8 @@ pub use op::attention::{
 pub use op::expert_lists::list_parts;
 pub use op::experts::{Combine, ExpertFault, ExpertForm, ExpertStep};
 pub use op::gemm::{
-    Activation, ClampedSwiglu, NormedX, Schedule, Segment, StreamK, WorkTile, WorkspaceLayout, XOperand, XPlaneRegions, XPlanes,
-    XPrecision, XPrologue, XRegion,
+    Activation, ClampedSwiglu, NormedX, Schedule, Segment, StreamK, WorkTile, WorkspaceLayout, XOperand, XPlaneRegions,
+    XPlanes, XPrecision, XPrologue, XRegion,
 };
 pub use op::indexer::{IndexerKeys, IndexerResult, IndexerRows, IndexerStep};
 pub use op::kv_append::{CheckedRotary, KvAppendStep, RotaryAngles, RotaryPairs};

@@ -63,12 +63,7 @@ pub unsafe fn finish<V: Vector>(how: &Epilogue<'_>, token: &OfToken<'_>, sums: &
 }
 
 #[inline(always)]
-unsafe fn with<V: Vector, F: Function>(
-    function: F,
-    how: &Epilogue<'_>,
-    token: &OfToken<'_>,
-    sums: &mut OfRows,
-) {
+unsafe fn with<V: Vector, F: Function>(function: F, how: &Epilogue<'_>, token: &OfToken<'_>, sums: &mut OfRows) {
     // No `map` or closures, because compilers do not propagate the
     // level's instructions into them. SAFETY: guaranteed by the
     // caller; every tile is in its block.

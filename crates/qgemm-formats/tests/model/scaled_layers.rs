@@ -576,8 +576,7 @@ fn grouped_quantizers_keep_zero_and_half_a_step() {
 fn one_is_added_to_a_stored_distance_after_widening() {
     // BF16 would round 1 + 2⁻¹⁰ to 1.
     let distances = [0.0, 2f32.powi(-10), -1.0, 0.25, 3.0, -2f32.powi(-20)];
-    let model =
-        Checkpoint::default().add("norm.weight", Dtype::BF16, &[6], DType::BF16.encode(&distances)).open(None);
+    let model = Checkpoint::default().add("norm.weight", Dtype::BF16, &[6], DType::BF16.encode(&distances)).open(None);
     let gamma = model.dense("norm").expect("a tensor").one_plus();
     assert_eq!((gamma.dtype, &gamma.shape[..]), (DType::F32, &[6][..]));
     assert_eq!(gamma.to_f32(), distances.map(|v| 1.0 + v));

@@ -4,7 +4,8 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_formats::{DType, XParts};
 use qgemm_hal::abi::{self, CudaGemmShape, GemmPointers, TileSchedule, XPlanePointers, activation_code, dtype_code};
 use qgemm_hal::{
-    Activation, CheckedGemm, Dense, GemmOperand, HalError, LaunchPlan, LaunchStep, Operands, StreamK, XPlanes, XPrologue,
+    Activation, CheckedGemm, Dense, GemmOperand, HalError, LaunchPlan, LaunchStep, Operands, StreamK, XPlanes,
+    XPrologue,
 };
 
 use super::super::kernel_launch::{Addresses, Params};

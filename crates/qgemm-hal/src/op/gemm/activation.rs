@@ -75,7 +75,9 @@ impl fmt::Display for Activation {
 
 /// Text that names no activation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("expected identity, relu, relu_squared, silu, gelu_tanh, gelu_erf or clamped_swiglu(alpha,beta,limit), got {0:?}")]
+#[error(
+    "expected identity, relu, relu_squared, silu, gelu_tanh, gelu_erf or clamped_swiglu(alpha,beta,limit), got {0:?}"
+)]
 pub struct UnknownActivation(pub String);
 
 /// Reads the [`Display`](fmt::Display) text.
@@ -164,7 +166,8 @@ mod tests {
             assert_eq!(activation.to_string().parse(), Ok(activation));
             assert!(activation.to_string().starts_with(activation.name()));
         }
-        for text in ["", "swish", "clamped_swiglu", "clamped_swiglu()", "clamped_swiglu(1,2)", "clamped_swiglu(1,2,x)"] {
+        for text in ["", "swish", "clamped_swiglu", "clamped_swiglu()", "clamped_swiglu(1,2)", "clamped_swiglu(1,2,x)"]
+        {
             assert_eq!(text.parse::<Activation>(), Err(UnknownActivation(text.to_owned())));
         }
     }
