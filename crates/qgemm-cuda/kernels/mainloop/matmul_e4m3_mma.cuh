@@ -1,6 +1,6 @@
 // `matmul` of E4M3 operands along K, on FP8 MMA.
-// The MMA keeps about 14 bits of a sum, so sums
-// cover 128 values of K, a block.
+// The MMA keeps about 14 bits of a sum.
+// So sums cover one block of K, 128 values.
 #pragma once
 #include "atoms/ldmatrix.cuh"
 #include "atoms/memory.cuh"
