@@ -39,7 +39,8 @@ struct MmaStage {
 
 constexpr u32 SUMMED_TILES = 128 / QG_TILE_K;
 
-// Adds sums of one block to the total and clears them.
+// Adds a block's sums to the total.
+// Then they are 0.
 QG_DEVICE void add_sums(Accumulators& all, Accumulators& sums) {
 #pragma unroll
     for (u32 i = 0; i < M_TILES; i++)
