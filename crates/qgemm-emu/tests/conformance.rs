@@ -45,6 +45,12 @@ mod sm90 {
         check_group("emu:sm90", "configurations");
     }
 
+    // Epilogues of warpgroups.
+    #[test]
+    fn whole_tiles() {
+        check_group("emu:sm90", "whole_tiles");
+    }
+
     // `matmul` kernels of Hopper do not serve the small groups of sm120.
     #[test]
     fn matmul_every_kernel() {

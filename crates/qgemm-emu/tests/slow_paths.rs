@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 
 use qgemm_api::{
-    Attention, Context, DType, Error, Indexer, Keys, KvFormat, MaskBits, Matmul, PlanRecord, Queries, XPrecision,
+    Attention, Context, DType, Error, FactorFormat, Indexer, Keys, KvFormat, MaskBits, Matmul, PlanRecord, Queries,
+    XPrecision,
 };
 
 /// Variants, oldest first.
@@ -108,4 +109,29 @@ fn slow_paths_are_those_of_the_list() {
     }
     let listed: BTreeMap<String, Vec<&str>> = SLOW.iter().map(|(name, on)| ((*name).to_owned(), on.to_vec())).collect();
     assert_eq!(found, listed, "slow paths and the list of them differ");
+}
+
+/// Main loops of FP8 instructions, by variant.
+const OF_CODES: [(&str, &str); 3] =
+    [("emu:sm89", "sm89_cp_async_fp8"), ("emu:sm90", "sm90_wgmma_ws_e4m3"), ("emu:sm120", "sm89_cp_async_fp8")];
+
+#[test]
+fn codes_of_every_layout_and_alignment_are_multiplied_by_fp8_instructions() {
+    const E4M3: FactorFormat = FactorFormat::E4M3;
+    for (device, main_loop) in OF_CODES {
+        let ctx = Context::open(device).expect("an emulated device");
+        for (a_transposed, b_transposed, alignment) in
+            [false, true].into_iter().flat_map(|a| [(a, false, 16), (a, true, 16), (a, false, 1), (a, true, 1)])
+        {
+            let matmul = Matmul::new([4096, 4096, 4096], E4M3, E4M3, DType::BF16).alignment(alignment, alignment);
+            let matmul = if a_transposed { matmul.a_transposed() } else { matmul };
+            let matmul = if b_transposed { matmul.b_transposed() } else { matmul };
+            let record = ctx.explain_matmul(&matmul).expect("a plan");
+            let (what, kernel) = (format!("{matmul:?} on {device}"), record.kernel_id.unwrap_or_default());
+            assert!(kernel.contains(main_loop), "{what}: {kernel}");
+            // A copy is made of what is not along K, or not aligned.
+            let copies = a_transposed || !b_transposed || alignment < 16;
+            assert_eq!(record.workspace_bytes > 4096 * 4096, copies, "{what}");
+        }
+    }
 }

@@ -1,13 +1,15 @@
 // Matmul on MMA with a `cp.async` ring, Ampere and newer.
 // Operands are 16-bit, or f32 rounded to TF32, row- or
 // column-major, with 16-byte aligned contiguous runs.
-// From Ada on also block-scaled E4M3 along K.
+// From Ada on also E4M3 along K, with or without block scales.
 #include "atoms/cp_async.cuh"
 #include "epilogue/matmul_warp_store.cuh"
 #if QG_ELEMENT_BYTES == 4
 #include "mainloop/matmul_tf32.cuh"
-#elif QG_BLOCK_SCALED
+#elif QG_ELEMENT_BYTES == 1
+#if QG_BLOCK_SCALED
 #include "mainloop/matmul_blocks.cuh"
+#endif
 #include "mainloop/matmul_e4m3_mma.cuh"
 #else
 #include "mainloop/matmul_mma.cuh"
@@ -85,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #pragma unroll
     for (u32 i = 0; i < QG_STAGES - 1; i++) copy(tile.begin + i, i);
     Accumulators acc = {};
-#if QG_BLOCK_SCALED
+#if QG_ELEMENT_BYTES == 1
     Accumulators of_block = {};
 #endif
     u32 stage = 0, free = QG_STAGES - 1;
@@ -102,6 +104,9 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         if (ends_block) LaneScales::load(scales, p, tile, k_tile * QG_TILE_K / BLOCK, warp, lane);
         multiply_stage(of_block, shared.stage[stage], warp, lane);
         if (ends_block) add_block(acc, of_block, scales);
+#elif QG_ELEMENT_BYTES == 1
+        multiply_stage(of_block, shared.stage[stage], warp, lane);
+        if ((k_tile + 1) % SUMMED_TILES == 0 || k_tile + 1 == tile.end) add_sums(acc, of_block);
 #else
         multiply_stage(acc, shared.stage[stage], warp, lane);
 #endif

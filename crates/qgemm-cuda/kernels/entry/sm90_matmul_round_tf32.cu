@@ -1,43 +1,17 @@
 // TF32 rounding pass of f32 `matmul` operands for Hopper.
 // wgmma truncates, so values are rounded to nearest here.
-// The copy is K-major, whatever the source order.
-// Its rows are 32-byte aligned.
-// A CTA handles 64 × 64 values of one matrix of A or B.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/numeric.cuh"
 #include "atoms/sync.cuh"
+#include "mainloop/copied_factors.cuh"
 
 // Values per thread and access, chunks per tile line, and
 // lines per pass of the CTA.
-constexpr u32 TILE = QG_TILE, CHUNK = 4, CHUNKS = TILE / CHUNK;
+constexpr u32 CHUNK = 4, CHUNKS = TILE / CHUNK;
 constexpr u32 LINES = QG_THREADS / CHUNKS, PASSES = TILE / LINES;
 // The odd pitch avoids bank conflicts of a warp's writes.
 constexpr u32 PITCH = TILE + 1;
-
-// An operand: its matrices and their copies.
-// Strides count elements.
-struct RoundedFactor {
-    u64 from, to;
-    // Strides of source lines (the contiguous dimension) and of
-    // source matrices.
-    u64 from_line, from_matrix;
-    // Strides of copy rows (values along K), a multiple of
-    // 8, and of copies.
-    u64 to_row, to_matrix;
-    u32 outer, k;
-    // Tiles along K, per matrix, and in all matrices.
-    u32 k_tiles, matrix_tiles, tiles;
-    // Whether the source is contiguous along K, and whether its
-    // lines are 16-byte aligned.
-    u32 along_k, aligned16;
-    u32 padding;
-};
-
-struct RoundParams {
-    RoundedFactor factor[2];
-};
-static_assert(sizeof(RoundParams) == 160, "the host lays out another size");
 
 struct SharedStorage {
     // [outer][k]
@@ -63,12 +37,12 @@ QG_DEVICE u32x4 load_rounded(const u8* line, u32 first, u32 length, bool aligned
 }
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS)
-    qg_sm90_matmul_round_tf32(const __grid_constant__ RoundParams params) {
+    qg_sm90_matmul_round_tf32(const __grid_constant__ CopyParams params) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     u32 index = cta_index().x;
     const bool is_b = index >= params.factor[0].tiles;
     if (is_b) index -= params.factor[0].tiles;
-    const RoundedFactor& f = params.factor[is_b];
+    const CopiedFactor& f = params.factor[is_b];
     const u32 matrix = index / f.matrix_tiles, place = index % f.matrix_tiles;
     const u32 first_outer = place / f.k_tiles * TILE, first_k = place % f.k_tiles * TILE;
     const u32 thread = thread_index(), line = thread / CHUNKS, column = thread % CHUNKS * CHUNK;

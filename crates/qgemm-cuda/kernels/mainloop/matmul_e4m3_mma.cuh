@@ -1,6 +1,6 @@
 // `matmul` of E4M3 operands along K, on FP8 MMA.
-// The MMA keeps about 14 bits of a sum, so sums
-// cover one block of K.
+// The MMA keeps about 14 bits of a sum.
+// So sums cover one block of K, 128 values.
 #pragma once
 #include "atoms/ldmatrix.cuh"
 #include "atoms/memory.cuh"
@@ -36,6 +36,19 @@ struct MmaStage {
     alignas(128) u8 a[TileA::BYTES];  // [row][k]
     alignas(128) u8 b[TileB::BYTES];  // [column][k]
 };
+
+constexpr u32 SUMMED_TILES = 128 / QG_TILE_K;
+
+// Adds a block's sums to the total.
+// Then they are 0.
+QG_DEVICE void add_sums(Accumulators& all, Accumulators& sums) {
+#pragma unroll
+    for (u32 i = 0; i < M_TILES; i++)
+#pragma unroll
+        for (u32 j = 0; j < N_TILES; j++)
+#pragma unroll
+            for (u32 e = 0; e < TILE_SUMS; e++) all.value[i][j][e] += sums.value[i][j][e], sums.value[i][j][e] = 0.0f;
+}
 
 // Adds the products of a stage.
 // `ldmatrix` treats two codes as one 16-bit element.

@@ -2,6 +2,7 @@
 //! `gemm` tests the products; this suite tests what experts add.
 
 use qgemm_formats::{DType, Encoding, Format, XFormat};
+use qgemm_hal::op::routing::MOST_TOP_K;
 use qgemm_hal::{Activation, NormKind, XPrecision};
 
 use super::case::{ExpertCase, FormCase, IndexKind};
@@ -74,7 +75,9 @@ fn forms(format: Format) -> Vec<ExpertCase> {
             ..case
         })
     };
-    kinds.into_iter().enumerate().flat_map(of).collect()
+    let most = FormCase::Indexed { top_k: MOST_TOP_K, x_per_slot: false, combined: true };
+    let of_most = ExpertCase::new(Case::new(format, 0, 33, medium_k(format)), 40, 3, most);
+    kinds.into_iter().enumerate().flat_map(of).chain([of_most]).collect()
 }
 
 fn exact(format: Format) -> Vec<ExpertCase> {

@@ -380,7 +380,7 @@ fn rounded(operand_precision: XPrecision) -> Vec<MatmulCase> {
 /// larger products.
 /// TF32: every layout and alignment, sizes around tiles, all
 /// epilogues, batches and K ranges.
-/// E4M3: codes along K.
+/// E4M3: codes along K, and copies of other layouts.
 fn every_kernel() -> Vec<MatmulCase> {
     use ActivationKind as V;
     let plain = MatmulStrides::default();
@@ -414,6 +414,13 @@ fn every_kernel() -> Vec<MatmulCase> {
     cases.push(MatmulCase { c: Some((2.0, DType::F16)), d_dtype: DType::BF16, ..codes }.exact());
     let strides = MatmulStrides { gaps: [16, 0, 3], one_b: true, between: 1, ..plain };
     cases.push(MatmulCase { batch: 3, strides, shape: [65, 72, 48], accumulate: Some(1.0), ..codes });
+    for (i, layout) in MatmulLayout::ALL.into_iter().enumerate() {
+        let strides = MatmulStrides { gaps: [[0; 3], [3, 16, 0], [16, 1, 1], [0, 5, 0]][i], offset: i % 2, ..plain };
+        let batched = MatmulStrides { one_a: i % 2 == 1, one_b: i == 2, between: i, ..strides };
+        let scales = [Some(0.5), None];
+        cases.push(MatmulCase { layout, strides, scales, shape: [129, 71, 200 + 8 * i], ..codes }.exact());
+        cases.push(MatmulCase { layout, strides: batched, batch: 3, shape: [66, 144, 333], ..codes });
+    }
     let strides = MatmulStrides { gaps: [12, 12, 0], ..plain };
     for (i, values) in [V::PositiveMean, V::NotFinite, V::MixedMagnitudes].into_iter().enumerate() {
         cases.push(MatmulCase { values: [V::Normal, values], strides, shape: [70, 33, [1300, 20, 100][i]], ..codes });

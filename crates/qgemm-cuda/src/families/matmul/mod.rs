@@ -2,7 +2,7 @@
 //! multiply 16-bit factors of one type; CUDA cores multiply other factors,
 //! and all factors on chips without matching matrix instructions.
 
-mod rounded;
+mod copies;
 mod templates;
 mod tma;
 
@@ -23,7 +23,7 @@ use qgemm_hal::{
 use crate::families::kernel_launch::{Addresses, KernelLaunch, MakeKernel, Params, load};
 use crate::families::launch_params::LaunchParams;
 use crate::families::prelude::Prelude;
-use rounded::RoundedFactors;
+use copies::{CopiedFactors, TooLarge};
 use templates::{
     BF16X3, BF16X3_SMALL, CP_ASYNC_ROWS, FMA, SIMT, SIMT_ROWS, SIMT_SMALL, TWO_STAGE_ROWS, Template, factor_code,
     has_instructions, of_blocks, of_e4m3, of_instructions, of_tf32,
@@ -55,7 +55,7 @@ const F32: FactorFormat = FactorFormat::Plain(DType::F32);
 fn spec_of(template: &Template, a: FactorFormat, b: FactorFormat, layout: MatmulLayout) -> MatmulSpec {
     let layout = match template.math {
         _ if template.takes_any_layout() => MatmulLayout::Any,
-        _ if template.rounds_factors() => MatmulLayout::Nt,
+        _ if template.is_along_k() => MatmulLayout::Nt,
         _ => layout,
     };
     let Template { m, n, k, .. } = *template;
@@ -111,21 +111,20 @@ fn kernels(variant: Variant) -> Vec<(Template, MatmulSpec)> {
     for template in [SIMT, SIMT_SMALL] {
         let types = FactorFormat::ALL.into_iter().flat_map(|a| FactorFormat::ALL.map(|b| (a, b)));
         let types = types.filter(|(a, b)| !a.has_scales() && !b.has_scales());
-        // Factors of two types are rare, so one tile suffices.
-        for (a, b) in types.filter(|(a, b)| a == b || template == SIMT_SMALL) {
+        for (a, b) in types {
             all.push((template, spec_of(&template, a, b, MatmulLayout::Any)));
         }
     }
     let of_f32 = of_tf32(variant, true).iter().chain([&BF16X3, &BF16X3_SMALL, &FMA]);
     for &template in of_f32.filter(|_| variant >= Variant::Sm80) {
         let of = |layout| (template.on(variant), spec_of(&template, F32, F32, layout));
-        let layouts = if template.rounds_factors() { &[MatmulLayout::Nt][..] } else { &MatmulLayout::ALL };
+        let layouts = if template.is_along_k() { &[MatmulLayout::Nt][..] } else { &MatmulLayout::ALL };
         all.extend(layouts.iter().map(|&layout| of(layout)));
     }
     for layout in MatmulLayout::ALL {
-        let templates = of_e4m3(variant, layout, true).iter().map(|template| template.on(variant));
+        let templates = of_e4m3(variant).iter().filter(|template| layout == MatmulLayout::Nt || !template.is_along_k());
         let of = |template| (template, spec_of(&template, FactorFormat::E4M3, FactorFormat::E4M3, layout));
-        all.extend(templates.map(of));
+        all.extend(templates.map(|template| of(template.on(variant))));
     }
     // FP8 codes are contiguous along K.
     for template in of_blocks(variant, true).iter().map(|template| template.on(variant)) {
@@ -184,8 +183,8 @@ fn of_rows(op: &CheckedMatmul, variant: Variant) -> Result<Vec<Template>, Unsupp
 
 /// All kernels of the family for `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
-    let roundings = (variant == Variant::Sm90).then(|| rounded::source(variant));
-    kernels(variant).into_iter().map(move |(template, spec)| source(&template, spec, variant)).chain(roundings)
+    let copies = copies::sources(variant);
+    kernels(variant).into_iter().map(move |(template, spec)| source(&template, spec, variant)).chain(copies)
 }
 
 /// The kernel of an identity.
@@ -336,8 +335,9 @@ pub(super) fn sequence(
         [all_tiles as u32, plan.splits, 1]
     };
     let geometry = Geometry { grid, threads: template.threads, shared_bytes: template.shared_bytes() };
-    let rounded = if template.rounds_factors() { RoundedFactors::new(op) } else { None };
-    let multiplied = rounded.map_or_else(|| op.clone(), |rounded| rounded.product(op));
+    // Plans whose copies are too large do not exist.
+    let copied = CopiedFactors::new(op, &template).ok().flatten();
+    let multiplied = copied.map_or_else(|| op.clone(), |copied| copied.product(op));
     let params = params(&multiplied, &template, plan);
     let params: Arc<dyn Params> = match template.stays() {
         false if op.has_block_scales() => Arc::new(BlockScaledParams { of_all: params, scales: scales(op) }),
@@ -354,15 +354,15 @@ pub(super) fn sequence(
         updated: None,
         params,
     };
-    let rounding = rounded.map(|rounded| rounded.step(plan, variant, make)).transpose()?;
+    let copying = copied.map(|copied| copied.step(plan, variant, make)).transpose()?;
     let given = op.operands().into_iter().fold(launch.step::<O>(make)?, |step, operand| step.bind(operand, operand));
-    let copies = rounded.iter().flat_map(|rounded| rounded.places(plan));
+    let copies = copied.iter().flat_map(|copied| copied.places(plan));
     let given = copies.fold(given, |step, (factor, place)| step.bind_part(factor, O::Workspace, place));
     let step = match plan.workspace.partial_bytes {
         0 => given,
         bytes => given.bind_part(O::Workspace, O::Workspace, 0..plan.workspace.partials + bytes),
     };
-    Ok(LaunchSequence::new::<O>(op.kernel_name(NAME), rounding.into_iter().chain([step]).collect()))
+    Ok(LaunchSequence::new::<O>(op.kernel_name(NAME), copying.into_iter().chain([step]).collect()))
 }
 
 impl Family<CheckedMatmul> for Matmul {
@@ -383,32 +383,32 @@ impl Family<CheckedMatmul> for Matmul {
             _ if a != b => &[],
             F32 if variant >= Variant::Sm80 => of_f32,
             FactorFormat::Plain(dtype) if has_instructions(dtype, variant) => of_instructions(variant, aligned),
-            FactorFormat::E4M3 => of_e4m3(variant, op.layout(), aligned),
+            FactorFormat::E4M3 => of_e4m3(variant),
             FactorFormat::E4M3Block => of_blocks(variant, aligned),
             _ => &[],
         };
         let simt = match (a == b, a.has_scales()) {
             (_, true) => &[],
             (true, false) if a == F32 && aligned && variant >= Variant::Sm80 => &[FMA, SIMT, SIMT_SMALL][..],
-            (true, false) => &[SIMT, SIMT_SMALL],
-            (false, false) => &[SIMT_SMALL],
+            (_, false) => &[SIMT, SIMT_SMALL],
         };
         let templates: Vec<Template> = match op.rows_grouped {
             true => of_rows(op, variant)?,
             false => of_instructions.iter().chain(simt).copied().collect(),
         };
         let templates = templates.into_iter().map(|template| template.on(variant));
-        let rounded = RoundedFactors::new(op);
-        let takes = |template: &Template| match (template.rounds_factors(), rounded) {
-            (false, _) => tma::takes(op),
-            (true, Some(rounded)) => tma::takes(&rounded.product(op)),
-            (true, None) => false,
+        let copied = |template: &Template| CopiedFactors::new(op, template);
+        let takes = |template: &Template| match copied(template) {
+            Ok(_) if !template.stays() => true,
+            Ok(None) => tma::takes(op),
+            Ok(Some(copied)) => tma::takes(&copied.product(op)),
+            Err(TooLarge) => false,
         };
         let fitting = templates
             .filter(|template| template.shared_bytes() <= info.shared_bytes && tiles(op, template).2 <= MOST_TILES)
             .filter(|template| !op.k_grouped || template.may_group_k(&spec_of(template, a, b, op.layout())))
             .filter(|template| !template.stays() || tiles(op, template).2 <= MOST_TILES_OF_WORK)
-            .filter(|template| !template.stays() || takes(template));
+            .filter(takes);
         let config = |template: Template| MatmulConfig {
             kernel: id(spec_of(&template, a, b, op.layout()), variant),
             math: template.math,
@@ -418,7 +418,7 @@ impl Family<CheckedMatmul> for Matmul {
             ctas_per_unit: template.ctas,
             max_splits: if template.groups_rows { 1 } else { MOST_SPLITS },
             efficiency: template.efficiency,
-            factor_bytes: if template.rounds_factors() { rounded.map_or(0, |rounded| rounded.bytes()) } else { 0 },
+            factor_bytes: copied(&template).ok().flatten().map_or(0, |copied| copied.bytes()),
         };
         let configs: Vec<_> = fitting.map(config).collect();
         if configs.is_empty() {

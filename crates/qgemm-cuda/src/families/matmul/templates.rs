@@ -147,7 +147,7 @@ const WGMMA_MIDDLE: Template = Template { n: 128, stages: 6, efficiency: 700, ..
 const WGMMA_SMALL: Template = Template { m: 64, n: 128, threads: 256, stages: 8, efficiency: 500, ..WGMMA };
 
 /// `WGMMA` on TF32, with factors that an earlier launch has rounded
-/// and made contiguous along K (`rounded.rs`).
+/// and made contiguous along K (`copies.rs`).
 pub(super) const WGMMA_TF32: Template =
     Template { main_loop: MatmulLoop::Sm90WgmmaWsTf32, math: Math::TensorTf32, k: 32, efficiency: 750, ..WGMMA };
 pub(super) const WGMMA_TF32_MIDDLE: Template = Template { n: 128, stages: 6, efficiency: 650, ..WGMMA_TF32 };
@@ -195,15 +195,12 @@ const TWO_STAGE: Template = Template {
 const TWO_STAGE_SMALL: Template =
     Template { m: 64, n: 64, threads: 128, warps: [2, 2], ctas: 4, efficiency: 250, ..TWO_STAGE };
 
-/// E4M3 factors, which are exact in f16.
-const OF_E4M3: &[Template] = &[TWO_STAGE, TWO_STAGE_SMALL];
-
 /// E4M3 factors with block scales, whose block sums need
 /// registers beside the total sums.
 const BLOCKS: &[Template] = &[TWO_STAGE, BLOCKS_SMALL];
 const BLOCKS_SMALL: Template = Template { ctas: 3, ..TWO_STAGE_SMALL };
 
-/// E4M3 `mma`; rows must be 16-byte aligned.
+/// E4M3 `mma`; rows must be 16-byte aligned along K.
 const FP8: Template = Template {
     main_loop: MatmulLoop::Sm89CpAsyncFp8,
     math: Math::TensorFp8,
@@ -299,6 +296,12 @@ impl Template {
         self.main_loop == MatmulLoop::Sm90WgmmaWsTf32
     }
 
+    /// Whether factors must be along K, where an earlier launch
+    /// copies others (`copies.rs`).
+    pub fn is_along_k(&self) -> bool {
+        self.rounds_factors() || self.math == Math::TensorFp8
+    }
+
     /// `sizeof(SharedStorage)`, which the kernels assert.
     pub fn shared_bytes(&self) -> u32 {
         let (storage, alignment) = match self.math {
@@ -369,14 +372,14 @@ pub(super) fn of_tf32(variant: Variant, aligned: bool) -> &'static [Template] {
     }
 }
 
-/// Kernels for `variant` and E4M3 factors without scales in `layout`,
-/// aligned or unaligned. Hopper's `wgmma` requires E4M3 along K.
-pub(super) fn of_e4m3(variant: Variant, layout: MatmulLayout, aligned: bool) -> &'static [Template] {
+/// Kernels for `variant` and E4M3 factors without scales. FP8
+/// instructions read them along K, others as f16, in which
+/// they are exact.
+pub(super) fn of_e4m3(variant: Variant) -> &'static [Template] {
     match variant {
-        Variant::Sm90 if aligned && layout == MatmulLayout::Nt => {
-            &[WGMMA_E4M3, WGMMA_E4M3_SMALL, TWO_STAGE, TWO_STAGE_SMALL]
-        }
-        _ => OF_E4M3,
+        Variant::Sm90 => &[WGMMA_E4M3, WGMMA_E4M3_SMALL, TWO_STAGE, TWO_STAGE_SMALL],
+        Variant::Sm89 | Variant::Sm120 => &[FP8, FP8_SMALL, TWO_STAGE, TWO_STAGE_SMALL],
+        _ => &[TWO_STAGE, TWO_STAGE_SMALL],
     }
 }
 
