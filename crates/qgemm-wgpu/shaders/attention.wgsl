@@ -46,7 +46,9 @@ const GROUP: u32 = HEADS / KV_HEADS;
 // Below every real exponent; its exp2 is 0.
 const MASKED: f32 = -3.0e38;
 const NOT_FOUND: u32 = 0xffffffffu;
-const COLUMNS: u32 = 256u;
+// Features that a vector of every invocation's sums holds.
+const PART: u32 = 4u * THREADS;
+const PARTS: u32 = COLUMNS / PART;
 
 var<workgroup> q: array<vec4<f32>, ROWS * COLUMNS / 4u>;
 var<workgroup> scores: array<f32, ROWS * THREADS>;
@@ -181,11 +183,11 @@ fn main(
     }
     let range = workgroupUniformLoad(&bounds);
 
-    // Columns 2 · thread and the next, and
-    // the same two 2 · THREADS further on.
-    var sums: array<vec4<f32>, ROWS>;
-    for (var r = 0u; r < ROWS; r++) {
-        sums[r] = vec4<f32>();
+    // Of each part, columns 2 · thread and the next,
+    // and the same two 2 · THREADS further on.
+    var sums: array<vec4<f32>, ROWS * PARTS>;
+    for (var i = 0u; i < ROWS * PARTS; i++) {
+        sums[i] = vec4<f32>();
     }
     for (var tile = range.x; tile < range.y; tile += THREADS) {
         if (MASK) {
@@ -301,23 +303,25 @@ fn main(
         }
         workgroupBarrier();
         if (RESULTS) {
-            for (var row_of_group = 0u; row_of_group < rows; row_of_group++) {
-                sums[row_of_group] *= rescale[row_of_group];
+            for (var i = 0u; i < rows * PARTS; i++) {
+                sums[i] *= rescale[i / PARTS];
             }
-            let column = thread * 2u;
-            for (var i = 0u; i < THREADS; i++) {
-                let value_rows = visible_to[i];
-                if (value_rows == 0u || column >= V_DIM) {
-                    continue;
-                }
-                var v = vec4<f32>(load_value(value_at[i] + column), 0.0, 0.0);
-                if (column + 2u * THREADS < V_DIM) {
-                    v = vec4<f32>(v.xy, load_value(value_at[i] + column + 2u * THREADS));
-                }
-                for (var row_of_group = 0u; row_of_group < ROWS; row_of_group++) {
-                    // 0 · NaN is NaN: skip masked values.
-                    if (((value_rows >> row_of_group) & 1u) == 1u) {
-                        sums[row_of_group] += scores[row_of_group * THREADS + i] * v;
+            for (var part = 0u; part < PARTS; part++) {
+                let column = part * PART + thread * 2u;
+                for (var i = 0u; i < THREADS; i++) {
+                    let value_rows = visible_to[i];
+                    if (value_rows == 0u || column >= V_DIM) {
+                        continue;
+                    }
+                    var v = vec4<f32>(load_value(value_at[i] + column), 0.0, 0.0);
+                    if (column + 2u * THREADS < V_DIM) {
+                        v = vec4<f32>(v.xy, load_value(value_at[i] + column + 2u * THREADS));
+                    }
+                    for (var row_of_group = 0u; row_of_group < ROWS; row_of_group++) {
+                        // 0 · NaN is NaN: skip masked values.
+                        if (((value_rows >> row_of_group) & 1u) == 1u) {
+                            sums[row_of_group * PARTS + part] += scores[row_of_group * THREADS + i] * v;
+                        }
                     }
                 }
             }
@@ -344,17 +348,19 @@ fn main(
             sum = sum * rescale + select(exp2(sink - most), 0.0, sink <= MASKED);
             weight *= rescale;
         }
-        var result = sums[row_of_group] * (weight * select(1.0 / sum, 0.0, sum == 0.0));
-        if (is_nan) {
-            result = bitcast<vec4<f32>>(vec4<u32>(0x7fc00000u | (thread >> 31u)));
-        }
-        let column = thread * 2u;
-        let to = p.d_base + token * D_TOKEN + head * D_HEAD + column;
-        if (RESULTS && column < V_DIM) {
-            store_result(to, result.xy);
-        }
-        if (RESULTS && column + 2u * THREADS < V_DIM) {
-            store_result(to + 2u * THREADS, result.zw);
+        for (var part = 0u; part < PARTS; part++) {
+            var result = sums[row_of_group * PARTS + part] * (weight * select(1.0 / sum, 0.0, sum == 0.0));
+            if (is_nan) {
+                result = bitcast<vec4<f32>>(vec4<u32>(0x7fc00000u | (thread >> 31u)));
+            }
+            let column = part * PART + thread * 2u;
+            let to = p.d_base + token * D_TOKEN + head * D_HEAD + column;
+            if (RESULTS && column < V_DIM) {
+                store_result(to, result.xy);
+            }
+            if (RESULTS && column + 2u * THREADS < V_DIM) {
+                store_result(to + 2u * THREADS, result.zw);
+            }
         }
         if (LSE && thread == 0u) {
             // As bits: constant expressions must not be infinite.

@@ -337,7 +337,7 @@ impl Attention {
         if !heads.is_multiple_of(kv_heads) {
             return Err(Error::HeadsNotShared { heads, kv_heads });
         }
-        check_head_dims(self.qk_dim, self.v_dim, self.kv)?;
+        check_head_dims([self.qk_dim, self.v_dim], self.kv, MOST_HEAD_DIM)?;
         let scale = self.scale.unwrap_or(1.0 / (self.qk_dim as f32).sqrt());
         for (name, got) in [("scale", scale), ("soft cap", self.soft_cap.unwrap_or(1.0))] {
             if !got.is_finite() {
@@ -424,12 +424,13 @@ pub(crate) fn check_count(name: &'static str, got: usize, least: usize, most: us
     if (least..=most).contains(&got) { Ok(()) } else { Err(Error::OutOfRange { name, least, most, got }) }
 }
 
-/// Checks the head dimensions against those of kernels.
-pub(crate) fn check_head_dims(qk_dim: usize, v_dim: usize, kv: KvFormat) -> Result<(), Error> {
+/// Checks the head dimensions of keys and values against those of
+/// kernels.
+pub(crate) fn check_head_dims([qk_dim, v_dim]: [usize; 2], kv: KvFormat, most: usize) -> Result<(), Error> {
     let step = kv.step().max(HEAD_DIM_STEP);
     for (name, got) in [("features of a query", qk_dim), ("features of a value", v_dim)] {
-        if got == 0 || got > MOST_HEAD_DIM || !got.is_multiple_of(step) {
-            return Err(Error::HeadDim { name, step, most: MOST_HEAD_DIM, got });
+        if got == 0 || got > most || !got.is_multiple_of(step) {
+            return Err(Error::HeadDim { name, step, most, got });
         }
     }
     Ok(())

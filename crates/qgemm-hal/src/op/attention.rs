@@ -19,7 +19,7 @@ use crate::kernel_id::{KernelId, Spec, spec};
 /// Head dimensions are multiples of this.
 pub const HEAD_DIM_STEP: usize = 8;
 /// Largest head dimension.
-pub const MOST_HEAD_DIM: usize = 256;
+pub const MOST_HEAD_DIM: usize = 512;
 
 /// Layout of heads: feature `i` of head `h` of token `t`
 /// is element `t · token_stride + h · head_stride + i`.

@@ -23,7 +23,7 @@ pub(super) const GROUPS: &[Cases<AttentionCase>] = &[
     ),
     group(
         "attention_decode",
-        "caches in codes and few queries: parts, groups of heads of every size, large scales",
+        "few queries: caches in codes, long heads, parts, groups of heads of every size, large scales",
         decode,
     ),
     group(
@@ -77,8 +77,23 @@ fn lengths() -> Vec<AttentionCase> {
 
 fn heads() -> Vec<AttentionCase> {
     let mut cases = Vec::new();
-    let dims =
-        [(64, 64), (80, 80), (96, 96), (128, 128), (192, 128), (256, 256), (8, 8), (72, 40), (120, 136), (200, 248)];
+    let dims = [
+        (64, 64),
+        (80, 80),
+        (96, 96),
+        (128, 128),
+        (192, 128),
+        (256, 256),
+        (8, 8),
+        (72, 40),
+        (120, 136),
+        (200, 248),
+        (320, 256),
+        (512, 512),
+        (264, 392),
+        (512, 64),
+        (192, 192),
+    ];
     for (i, dims) in dims.into_iter().enumerate() {
         for (j, lengths) in [&[(1, 70), (1, 33)], &[(40, 90), (40, 40)]].into_iter().enumerate() {
             let heads = [(2, 2), (4, 1), (3, 1)][(i + j) % 3];
@@ -176,7 +191,7 @@ fn places() -> Vec<AttentionCase> {
 /// Pages that are key tiles, parts of tiles or several tiles.
 /// Some share pieces with tiles, others do not.
 fn pages() -> Vec<AttentionCase> {
-    let all_dims = [(64, 64), (128, 128), (192, 128), (256, 256), (80, 40)];
+    let all_dims = [(64, 64), (128, 128), (192, 128), (256, 256), (80, 40), (512, 512), (320, 256)];
     let all_values = [AttentionValues::Normal, AttentionValues::BadPages, AttentionValues::NotFinite];
     let mut cases = Vec::new();
     for (i, size) in [1, 5, 8, 16, 24, 32, 48, 64, 100, 128, 272].into_iter().enumerate() {
@@ -187,7 +202,7 @@ fn pages() -> Vec<AttentionCase> {
             cases.push(AttentionCase {
                 places: AttentionStorage::Paged(size),
                 values,
-                dims: all_dims[(i + 2 * j) % 5],
+                dims: all_dims[(i + 2 * j) % 7],
                 causal: (i + j) % 3 != 0,
                 window: ((i + j) % 4 == 1).then_some(50),
                 soft_cap: ((i + j) % 4 == 2).then_some(20.0),
@@ -285,6 +300,24 @@ fn decode() -> Vec<AttentionCase> {
             }
         }
     }
+    // Long heads.
+    for (i, dims) in [(256, 256), (512, 512), (320, 256), (200, 136), (512, 256)].into_iter().enumerate() {
+        let dtype = types(i % 2);
+        let of = |lengths: &[(usize, usize)], heads| AttentionCase {
+            dims,
+            ..AttentionCase::new(lengths, heads, 8, dtype)
+        };
+        let mask = AttentionMask { bits: MaskBits::of_tokens(), pattern: MaskPattern::Random };
+        cases.push(AttentionCase { every_kernel: true, ..of(&[(1, 1100), (1, 70)], (8, 1)) });
+        cases.push(AttentionCase {
+            places: AttentionStorage::Paged(16),
+            values: AttentionValues::BadPages,
+            window: Some(40),
+            ..of(&[(4, 150), (4, 4)], (8, 2))
+        });
+        cases.push(AttentionCase { values: AttentionValues::NotFinite, gap: 8, ..of(&[(3, 130), (2, 65), (1, 0)], (3, 1)) });
+        cases.push(AttentionCase { mask: Some(mask), causal: false, ..of(&[(3, 80), (3, 33)], (6, 2)) });
+    }
     // So many sequences that one has splits of thousands of keys;
     // heads form pairs.
     let mut lengths = vec![(1, 5); 66];
@@ -347,7 +380,8 @@ fn bits() -> Vec<AttentionCase> {
     }
     // Masked tiles and masked groups of many tiles; other head
     // dimensions; split-KV.
-    for (i, dims) in [(64, 64), (128, 128), (192, 128), (256, 256), (80, 96), (40, 8)].into_iter().enumerate() {
+    let all_dims = [(64, 64), (128, 128), (192, 128), (256, 256), (80, 96), (40, 8), (512, 512), (320, 256)];
+    for (i, dims) in all_dims.into_iter().enumerate() {
         for (j, lengths) in [[(3, 2500)], [(70, 2300)]].into_iter().enumerate() {
             let pattern = [MaskPattern::Documents(33), MaskPattern::Tree][(i + j) % 2];
             let mask = Some(AttentionMask { bits: MaskBits::of_tokens(), pattern });
@@ -397,7 +431,7 @@ fn dequantized() -> Vec<AttentionCase> {
             cases.push(AttentionCase {
                 kv,
                 places,
-                dims: [(128, 128), (64, 96), (192, 128), (256, 256)][(i + 2 * j) % 4],
+                dims: [(128, 128), (64, 96), (192, 128), (256, 256), (512, 512)][(i + 2 * j) % 5],
                 values: if is_paged && j != 1 { AttentionValues::BadPages } else { AttentionValues::Normal },
                 window: ((i + j) % 4 == 1).then_some(50),
                 soft_cap: ((i + j) % 4 == 2).then_some(20.0),
@@ -465,7 +499,7 @@ fn every_kernel() -> Vec<AttentionCase> {
     let patterns = [MaskPattern::Tree, MaskPattern::Random, MaskPattern::Documents(130), MaskPattern::Prefix];
     let places =
         [AttentionStorage::Each, AttentionStorage::Paged(16), AttentionStorage::Offsets, AttentionStorage::Paged(5)];
-    let dims = [(64, 64), (128, 128), (192, 128), (256, 256), (80, 96)];
+    let dims = [(64, 64), (128, 128), (192, 128), (256, 256), (80, 96), (512, 512), (320, 256), (512, 200)];
     let lengths: [&[(usize, usize)]; 3] = [&[(130, 300)], &[(40, 70), (20, 5), (33, 260)], &[(200, 700)]];
     for (i, dims) in dims.into_iter().enumerate() {
         for (j, places) in places.into_iter().enumerate() {

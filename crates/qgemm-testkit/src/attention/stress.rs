@@ -26,8 +26,8 @@ pub(super) fn random_case(seed: u64) -> AttentionCase {
     let kv_heads = skewed(rng, 4);
     let heads = (kv_heads * skewed(rng, 9), kv_heads);
     let dtype = pick(rng, &DType::ALL);
-    let dim = |rng: &mut StdRng| 8 * rng.random_range(1..=32);
-    let dims = if rng.random() { (pick(rng, &[64, 80, 96, 128, 256]), 0) } else { (dim(rng), dim(rng)) };
+    let dim = |rng: &mut StdRng| 8 * if rng.random_ratio(1, 5) { rng.random_range(33..=64) } else { rng.random_range(1..=32) };
+    let dims = if rng.random() { (pick(rng, &[64, 80, 96, 128, 256, 512]), 0) } else { (dim(rng), dim(rng)) };
     let dims = if dims.1 == 0 { (dims.0, dims.0) } else { dims };
     let page = skewed(rng, 80);
     // Pages that share pieces with key tiles are rarely drawn.

@@ -78,6 +78,10 @@ const NAME: &str = "attention";
 const THREADS: u32 = 64;
 /// Row tiles: queries of the heads that share a KV head.
 const ROWS: [u32; 3] = [1, 4, 8];
+/// Row tiles of long heads, for which workgroup memory has room.
+const LONG_ROWS: [u32; 2] = [1, 4];
+/// Head dimensions that shaders have memory for.
+const DIMS: [u32; 2] = [256, 512];
 /// Bytes of an offset, a length, a page
 /// number and a log-sum-exp.
 const WORD: usize = 4;
@@ -173,7 +177,13 @@ fn extra_bindings(op: &CheckedAttention) -> [Option<u32>; 2] {
 /// Row tile of a workgroup.
 fn rows(op: &CheckedAttention) -> u32 {
     let all = op.most_queries() * op.group();
-    ROWS.into_iter().find(|&most| most as usize >= all).unwrap_or(ROWS[2])
+    let tiles: &[u32] = if columns(op) > DIMS[0] { &LONG_ROWS } else { &ROWS };
+    tiles.iter().copied().find(|&most| most as usize >= all).unwrap_or(tiles[tiles.len() - 1])
+}
+
+/// Head dimension of the shader.
+fn columns(op: &CheckedAttention) -> u32 {
+    if op.qk_dim.max(op.v_dim) as u32 > DIMS[0] { DIMS[1] } else { DIMS[0] }
 }
 
 fn row_groups(op: &CheckedAttention) -> usize {
@@ -270,7 +280,7 @@ impl Family<CheckedAttention> for Attention {
         let groups = (op.sequences * op.kv_heads * row_groups(op)) as u32;
         let x = groups.min(MAX_GROUPS);
         let grid = [x, groups.div_ceil(x), 1];
-        let geometry = Geometry { grid, threads: THREADS, shared_bytes: shared_bytes(rows(op)) };
+        let geometry = Geometry { grid, threads: THREADS, shared_bytes: shared_bytes(rows(op), columns(op)) };
         let step = |&writes: &Writes| {
             use AttentionOperand as O;
             let interface = interface(op);
@@ -293,8 +303,8 @@ impl Family<CheckedAttention> for Attention {
 }
 
 /// Workgroup memory: `var<workgroup>` of the shader.
-const fn shared_bytes(rows: u32) -> u32 {
-    (rows * (256 + THREADS + 8) + 2 * THREADS + 64 + 3) * 4
+const fn shared_bytes(rows: u32, columns: u32) -> u32 {
+    (rows * (columns + THREADS + 8) + 2 * THREADS + 64 + 3) * 4
 }
 
 /// The shader of `op`. Values that differ between plans
@@ -305,6 +315,7 @@ fn shader(op: &CheckedAttention, writes: Writes) -> Shader {
     let words = [
         ("THREADS", THREADS),
         ("ROWS", rows(op)),
+        ("COLUMNS", columns(op)),
         ("HEADS", op.heads as u32),
         ("KV_HEADS", op.kv_heads as u32),
         ("QK_DIM", op.qk_dim as u32),
@@ -480,6 +491,7 @@ pub(crate) fn all_shaders() -> Vec<Shader> {
         sinks: true,
         ..op.clone()
     });
-    let all = [plain, chosen, f32].into_iter().chain(codes).chain(masked).chain(with_sinks);
+    let long = CheckedAttention { qk_dim: 512, v_dim: 512, ..chosen.clone() };
+    let all = [plain, chosen, f32, long].into_iter().chain(codes).chain(masked).chain(with_sinks);
     all.flat_map(|op| launches(&op).iter().map(|&writes| shader(&op, writes)).collect::<Vec<_>>()).collect()
 }

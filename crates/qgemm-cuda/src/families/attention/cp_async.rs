@@ -56,7 +56,7 @@ fn shared_bytes(spec: &AttentionSpec) -> u32 {
     let tiles = (ROWS + spec.keys) * spec.qk * 2 + spec.keys * spec.v * 2;
     // Absent keys, flags for infinite or NaN values, masked
     // tiles, and the CTA's work item.
-    let of_mask = if spec.masked { super::tile_bits_bytes(spec) } else { 0 };
+    let of_mask = if spec.masked { super::tile_bits_bytes(spec, THREADS / 32) } else { 0 };
     (tiles + 12 + of_mask).next_multiple_of(8).saturating_add(64).next_multiple_of(16)
 }
 
@@ -99,6 +99,7 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
         kv: Some(kv_code(spec.kv)),
         qk: Some(spec.qk),
         v: Some(spec.v),
+        sliced: Some(0),
         keys: Some(spec.keys),
         bounded: Some(spec.bounded.into()),
         bits: Some(spec.masked.into()),

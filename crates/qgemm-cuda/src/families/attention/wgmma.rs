@@ -91,7 +91,8 @@ fn piece_rows(page_size: usize, keys: u32) -> u32 {
 #[derive(Clone, Copy, Debug)]
 struct Tile {
     /// Head dimensions (Q and K, V). Others are
-    /// padded to the next.
+    /// padded to the next. Beyond [`MOST_SLICE`] features of
+    /// values each CTA has a slice.
     qk: u32,
     v: u32,
     /// Consumer warpgroups.
@@ -102,13 +103,19 @@ struct Tile {
 
 /// Consumer warpgroups of kernels with a mask, which needs registers, too.
 const MASKED_WARPGROUPS: u32 = 2;
+/// Value features of a CTA: its accumulators are 128 registers.
+const MOST_SLICE: u32 = 256;
 /// Registers suffice for two warpgroups with 128 or 256
-/// features, or three with 64.
-const TILES: [Tile; 4] = [
+/// features, or three with 64. Shared memory holds one stage of
+/// 512 features, whose copies overlap with the other products.
+const TILES: [Tile; 7] = [
     Tile { qk: 64, v: 64, warpgroups: 3, keys: 128, stages: 4 },
     Tile { qk: 128, v: 128, warpgroups: 2, keys: 128, stages: 2 },
     Tile { qk: 192, v: 128, warpgroups: 2, keys: 128, stages: 2 },
     Tile { qk: 256, v: 256, warpgroups: 2, keys: 64, stages: 2 },
+    Tile { qk: 320, v: 256, warpgroups: 2, keys: 64, stages: 2 },
+    Tile { qk: 512, v: 256, warpgroups: 2, keys: 64, stages: 1 },
+    Tile { qk: 512, v: 512, warpgroups: 2, keys: 64, stages: 1 },
 ];
 
 /// The kernel family.
@@ -136,9 +143,14 @@ fn stages(spec: &AttentionSpec) -> u32 {
     TILES.iter().find(|tile| (tile.qk, tile.v) == (spec.qk, spec.v)).map_or(0, |tile| tile.stages)
 }
 
+/// Value features of a CTA.
+fn slice(spec: &AttentionSpec) -> u32 {
+    spec.v.min(MOST_SLICE)
+}
+
 /// `AttentionRing` of `attention/sm90/ring.cuh`.
 fn shared_bytes(spec: &AttentionSpec) -> u32 {
-    let tiles = spec.rows * spec.qk * 2 + stages(spec) * spec.keys * (spec.qk + spec.v) * 2;
+    let tiles = spec.rows * spec.qk * 2 + stages(spec) * spec.keys * (spec.qk + slice(spec)) * 2;
     let barriers = (2 + 5 * stages(spec)) * 8;
     // A bit for each key without a page, for twice
     // as many tiles as stages.
@@ -163,7 +175,8 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
         warpgroups: Some(warpgroups(&spec)),
         kv: Some(dtype_code(dtype)),
         qk: Some(spec.qk),
-        v: Some(spec.v),
+        v: Some(slice(&spec)),
+        sliced: Some((slice(&spec) < spec.v).into()),
         keys: Some(spec.keys),
         stages: Some(stages(&spec)),
         bounded: Some(spec.bounded.into()),
@@ -176,11 +189,12 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
     KernelSpec { name, entry, text: crate::source::entry(entry), symbol, prelude: prelude.text(), arch_specific: true }
 }
 
-/// All kernels of the family for `variant`.
+/// All kernels of the family for `variant` but those of rare head
+/// dimensions, which are compiled on first use.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     let dtypes = [DType::F16, DType::BF16].into_iter().filter(move |_| variant == Variant::Sm90);
     let of_dtype =
-        |dtype| TILES.iter().flat_map(move |tile| Step::all().map(move |step| attend_spec(dtype, tile, step)));
+        |dtype| TILES.iter().filter(|tile| super::is_common(tile.qk)).flat_map(move |tile| Step::all().map(move |step| attend_spec(dtype, tile, step)));
     let attend: Vec<AttentionSpec> = dtypes.flat_map(of_dtype).collect();
     let masked = attend.iter().filter(|spec| spec.masked);
     let lists: BTreeSet<_> = masked.map(|spec| (spec.rows, spec.keys)).collect();
@@ -358,6 +372,7 @@ fn configs(op: &CheckedAttention, info: &DeviceInfo) -> Result<Vec<AttentionConf
     let by_rows = spec.paging == KvPaging::Rows;
     let efficiency = if by_rows { EFFICIENCY_BY_ROWS } else { EFFICIENCY };
     let attend = super::one_launch(op, id(spec, variant), &spec, efficiency);
+    let attend = AttentionConfig { padding: super::padding_of_slices(op, &spec, slice(&spec)), ..attend };
     Ok(vec![match op.mask {
         Some(mask) => {
             let workspace_bytes = WorkspaceLayout::RESERVED + TileLists::new(op, mask, &spec).bytes();
@@ -414,6 +429,7 @@ pub(super) fn sequence(
         _ => spec.keys,
     };
     let kv = || [Heads::keys(op, &op.k, op.qk_dim, rows), Heads::keys(op, &op.v, op.v_dim, rows)];
+    let slices = op.v_dim.div_ceil(slice(&spec) as usize) as u32;
     let attention = AttentionParams::new(op, 1, config.part_keys, row_ctas);
     let heads_together = super::heads_together(op.heads, of_head, ctas);
     let (piece_shift, queries) = (rows.trailing_zeros(), Heads::queries(op));
@@ -423,7 +439,7 @@ pub(super) fn sequence(
             id: config.kernel,
             spec: source(spec, variant),
             geometry: Geometry {
-                grid: [(op.heads as u32 * of_head).min(ctas), 1, 1],
+                grid: [(op.heads as u32 * of_head).min(ctas), slices, 1],
                 threads: threads(&spec),
                 shared_bytes: shared_bytes(&spec),
             },
