@@ -83,6 +83,11 @@ mod sm90 {
         check_group("emu:sm90", "attention_sinks");
     }
 
+    #[test]
+    fn attention_gated() {
+        check_group("emu:sm90", "attention_gated");
+    }
+
     // Gathered keys of the indexer's top-k.
     #[test]
     fn indexer_best() {

@@ -121,6 +121,7 @@ mod tests {
             window: None,
             mask: None,
             sinks: false,
+            gate: None,
             scale: 0.1,
             soft_cap: None,
             lse: false,

@@ -2,7 +2,7 @@
 // KV head) and iterates over their visible keys, one key per
 // invocation. `attention_plain.wgsl` or `attention_codes.wgsl`
 // precedes this file and reads K and V; `attention_extra.wgsl`
-// or `attention_extra_in_place.wgsl` reads mask and sinks. Infinities
+// or `attention_extra_in_place.wgsl` reads mask, sinks and gate. Infinities
 // and NaN are detected by their bits: adapters may assume
 // finite math. Indices are clamped: no content of offsets,
 // lengths or tables makes an access go out of bounds.
@@ -30,6 +30,7 @@ struct Params {
     v_scales_base: u32,
     mask_base: u32,
     sinks_base: u32,
+    gate_base: u32,
 }
 
 var<immediate> p: Params;
@@ -106,6 +107,25 @@ fn store_result(index: u32, result: vec2<f32>) {
     }
     store_half(index, halves.x);
     store_half(index + 1u, halves.y);
+}
+
+// Sigmoid of the gate of an element, 1 without a gate.
+fn gate_factor(index: u32) -> f32 {
+    if (!GATED) {
+        return 1.0;
+    }
+    let gate = element(extra_word(GATE_AT, word_of(index, DTYPE)), index, DTYPE);
+    if (is_nan_or_infinite(gate)) {
+        // 0, 1 or NaN.
+        let bits = bitcast<u32>(gate);
+        return bitcast<f32>(select(select(0x7fc00000u, 0u, bits == 0xff800000u), 0x3f800000u, bits == 0x7f800000u));
+    }
+    return 1.0 / (1.0 + exp2(clamp(gate * -1.44269504, -126.0, 126.0)));
+}
+
+// Gate factors of two adjacent elements.
+fn gate_factors(index: u32) -> vec2<f32> {
+    return vec2<f32>(gate_factor(index), gate_factor(index + 1u));
 }
 
 fn is_nan_or_infinite(value: f32) -> bool {
@@ -355,11 +375,12 @@ fn main(
             }
             let column = part * PART + thread * 2u;
             let to = p.d_base + token * D_TOKEN + head * D_HEAD + column;
+            let gate = p.gate_base + token * GATE_TOKEN + head * GATE_HEAD + column;
             if (RESULTS && column < V_DIM) {
-                store_result(to, result.xy);
+                store_result(to, result.xy * gate_factors(gate));
             }
             if (RESULTS && column + 2u * THREADS < V_DIM) {
-                store_result(to + 2u * THREADS, result.zw);
+                store_result(to + 2u * THREADS, result.zw * gate_factors(gate + 2u * THREADS));
             }
         }
         if (LSE && thread == 0u) {

@@ -131,6 +131,8 @@ pub struct Attention {
     window: Option<usize>,
     mask: Option<MaskBits>,
     sinks: bool,
+    gated: bool,
+    gate: Option<[u64; 2]>,
     scale: Option<f32>,
     soft_cap: Option<f32>,
     lse: bool,
@@ -165,6 +167,8 @@ impl Attention {
             window: None,
             mask: None,
             sinks: false,
+            gated: false,
+            gate: None,
             scale: None,
             soft_cap: None,
             lse: false,
@@ -210,7 +214,7 @@ impl Attention {
         self
     }
 
-    /// Alignment of the addresses of Q and D in every run, in bytes. 16 by default.
+    /// Alignment of the addresses of Q, D and the gate in every run, in bytes. 16 by default.
     pub fn alignment(mut self, bytes: usize) -> Self {
         self.alignment = bytes;
         self
@@ -303,6 +307,24 @@ impl Attention {
         self
     }
 
+    /// Output gate: `D = sigmoid(G) · (Σ exp(s_j) v_j / Σ exp(s_j))`, in f32 before the one
+    /// rounding.
+    ///
+    /// G has the shape and type of D. A run takes it
+    /// ([`AttentionArgs::gate`](crate::AttentionArgs::gate)). The log-sum-exp stays as it
+    /// is. A NaN in G makes its result NaN.
+    pub fn gated(mut self) -> Self {
+        self.gated = true;
+        self
+    }
+
+    /// Token and head strides of the output gate, in elements. `[tokens, heads, v_dim]` by
+    /// default.
+    pub fn gate_strides(mut self, token: u64, head: u64) -> Self {
+        self.gate = Some([token, head]);
+        self
+    }
+
     /// Batch-invariant results: the bits of a sequence depend neither on the number nor on
     /// the lengths of other sequences.
     ///
@@ -382,6 +404,7 @@ impl Attention {
             window: self.window,
             mask: self.mask,
             sinks: self.sinks,
+            gate: if self.gated { Some(of_tokens("gate", self.gate, self.v_dim)?) } else { None },
             scale,
             soft_cap: self.soft_cap,
             lse: self.lse,

@@ -63,6 +63,8 @@ pub struct AttentionArgs<'a> {
     pub mask: Option<BufferRef<'a>>,
     /// Sink of each query head, for [`Attention::sinks`]: f32.
     pub sinks: Option<BufferRef<'a>>,
+    /// Output gate, of D's shape and type, for [`Attention::gated`].
+    pub gate: Option<BufferRef<'a>>,
     /// Log-sum-exp, an f32 output `[tokens, heads]`, when the
     /// attention [returns it](Attention::log_sum_exp).
     pub lse: Option<BufferMut<'a>>,
@@ -94,6 +96,7 @@ impl<'a> AttentionArgs<'a> {
             block_table: None,
             mask: None,
             sinks: None,
+            gate: None,
             lse: None,
             workspace: None,
         }
@@ -156,6 +159,12 @@ impl<'a> AttentionArgs<'a> {
     /// With the sinks of the query heads.
     pub fn sinks(mut self, sinks: impl Into<BufferRef<'a>>) -> Self {
         self.sinks = Some(sinks.into());
+        self
+    }
+
+    /// With the output gate.
+    pub fn gate(mut self, gate: impl Into<BufferRef<'a>>) -> Self {
+        self.gate = Some(gate.into());
         self
     }
 
@@ -308,6 +317,10 @@ impl Bound for CheckedAttention {
             }
             O::Mask => values("mask", word, self.mask_words(), "the attention has a bit mask"),
             O::Sinks => values("sinks", number, self.heads, "the attention has sinks"),
+            O::Gate => {
+                let extent = self.gate.as_ref().map(|gate| of_tokens(gate, self.v_dim));
+                Wanted::optional("gate", extent, "the attention has an output gate")
+            }
             O::Lse => values("lse", number, self.tokens * self.heads, "the attention writes it"),
             O::Workspace => Wanted::workspace("the plan keeps results of parts of the keys"),
         }
@@ -354,6 +367,7 @@ impl AttentionPlan {
             (O::BlockTable, args.block_table),
             (O::Mask, args.mask),
             (O::Sinks, args.sinks),
+            (O::Gate, args.gate),
         ];
         optional.into_iter().try_for_each(|(operand, view)| run.read(operand, view))?;
         run.write(O::Lse, args.lse)?;

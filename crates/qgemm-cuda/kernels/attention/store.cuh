@@ -33,6 +33,7 @@ QG_DEVICE void store_query(const float (&sums)[SUMS], const AttentionParams& p, 
     const RowEnd end = end_of_row(p, head, row_max, row_sum, 1.0f);
     const u64 token = s.token + query;
     u8* to = reinterpret_cast<u8*>(p.at.d) + (token * p.at.d_token + head * p.at.d_head + first_feature()) * 2;
+    const u64 gate = gate_of(p, token, head) + first_feature();
 #pragma unroll
     for (u32 n = 0; n < SUMS / 4; n += 4) {
         // Two adjacent features of each of
@@ -40,8 +41,10 @@ QG_DEVICE void store_query(const float (&sums)[SUMS], const AttentionParams& p, 
         u32 words[4];
 #pragma unroll
         for (u32 i = 0; i < 4; i++) {
-            const u32 pair = (n + i) * 4 + ROW * 2;
-            words[i] = rounded_pair(sums[pair] * end.scale, sums[pair + 1] * end.scale);
+            const u32 pair = (n + i) * 4 + ROW * 2, column = (n + i) * 8 + t * 2;
+            float low = sums[pair] * end.scale, high = sums[pair + 1] * end.scale;
+            if (p.at.gate && is_present && column < features_of_cta(p)) multiply_by_gate(p, gate + column, low, high);
+            words[i] = rounded_pair(low, high);
         }
         transpose(words, t);
         const u32 column = (n + t) * 8;

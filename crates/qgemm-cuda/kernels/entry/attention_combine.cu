@@ -88,6 +88,6 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS)
     const RowEnd end_of = end_of_row(p, head, row_max, row_sum, value_factor(p, kv_head));
 #pragma unroll
     for (u32 i = 0; i < LANE_COLUMNS; i++) sums[i] *= end_of.scale;
-    if (has_columns) store_results(p, token * p.at.d_token + head * p.at.d_head + c, sums);
+    if (has_columns) store_results(p, token, head, c, sums);
     if (c == 0) store_lse(p, token, head, end_of);
 }

@@ -222,6 +222,7 @@ extern "C" __global__ void QG_BOUNDS
         if (query > last_query) continue;
         const RowEnd end = end_of_row(p, head, row_max[own], row_sum[own], 1.0f);
         const u64 token = s.token + query;
+        const u64 gate = gate_of(p, token, head) + first_feature();
         u8* row = d + (token * p.at.d_token + head * p.at.d_head + first_feature()) * 2;
 #pragma unroll
         for (u32 tile = 0; tile < FEATURE_TILES; tile++) {
@@ -230,7 +231,9 @@ extern "C" __global__ void QG_BOUNDS
                 const u32 n = own / 2 * FEATURE_TILES + tile, i = own % 2 * 2 + first;
                 const u32 column = Fragments::feature_of(n, i, lane);
                 if (column >= features) continue;
-                const u32 pair = rounded_pair(sums[n][i] * end.scale, sums[n][i + 1] * end.scale);
+                float low = sums[n][i] * end.scale, high = sums[n][i + 1] * end.scale;
+                if (p.at.gate) multiply_by_gate(p, gate + column, low, high);
+                const u32 pair = rounded_pair(low, high);
                 if (p.shape.flags & QG_FLAG_D_ALIGNED) {
                     st_global_u32(row + column * 2, pair);
                 } else {

@@ -33,7 +33,8 @@ abi_struct! {
         /// Sliding window: maximum visible keys; 2^32 - 1 without a window.
         pub window: u32,
         /// `FLAG_` constants: `CAUSAL`, `SOFT_CAP`, `Q_OFFSETS`, `KV_OFFSETS`,
-        /// `KV_LENGTHS`, `LSE`, `Q_ALIGNED`, `KV_ALIGNED`, `D_ALIGNED`.
+        /// `KV_LENGTHS`, `LSE`, `Q_ALIGNED`, `KV_ALIGNED`, `D_ALIGNED`,
+        /// `GATE_ALIGNED`.
         pub flags: u32,
         /// Element type of Q and D (0 = f32, 1
         /// = f16, 2 = bf16).
@@ -109,6 +110,12 @@ abi_struct! {
         pub page_shift: u32,
         /// Sink of each query head; 0 without sinks.
         pub sinks: u64,
+        /// Output gate; 0 without one.
+        pub gate: u64,
+        /// Stride between tokens of the gate.
+        pub gate_token: u64,
+        /// Stride between heads of the gate.
+        pub gate_head: u64,
     }
 }
 

@@ -208,6 +208,8 @@ impl Addressing {
 /// A sink of the head adds `exp(sink)` to both sums of weights:
 /// the denominator, and what the log-sum-exp is of.
 /// Masked keys have no effect, whatever they hold.
+/// A gate multiplies the result by its sigmoid, at the very end;
+/// the log-sum-exp stays.
 ///
 /// Lengths are clamped to [`CheckedAttention::most_keys`]. Offsets and page
 /// numbers outside an operand denote absent keys or queries.
@@ -253,6 +255,9 @@ pub struct CheckedAttention {
     /// Whether each query head has a sink: a logit that joins
     /// the softmax denominator.
     pub sinks: bool,
+    /// Output gate, of D's shape and type: results are multiplied by
+    /// its sigmoid.
+    pub gate: Option<HeadRows>,
     /// Softmax scale.
     pub scale: f32,
     /// Soft cap of the scores.
@@ -293,6 +298,8 @@ operands! {
         Mask: "the mask" Read,
         /// Sink of each query head: f32.
         Sinks: "the sinks" Read,
+        /// Output gate, of D's shape.
+        Gate: "the gate" Read,
         /// The results.
         D: "d" Write,
         /// Log-sum-exp of each token and head: f32.
@@ -486,7 +493,7 @@ impl Hash for CheckedAttention {
     fn hash<H: Hasher>(&self, state: &mut H) {
         (self.sequences, self.tokens, self.queries, self.most_keys, self.places).hash(state);
         (self.heads, self.kv_heads, self.qk_dim, self.v_dim, self.dtype, self.kv).hash(state);
-        (self.q, self.k, self.v, self.d, self.causal, self.window, self.mask, self.sinks).hash(state);
+        (self.q, self.k, self.v, self.d, self.causal, self.window, self.mask, self.sinks, self.gate).hash(state);
         (self.scale.to_bits(), self.soft_cap.map(f32::to_bits), self.lse, self.batch_invariant).hash(state);
     }
 }
@@ -515,6 +522,7 @@ impl Operation for CheckedAttention {
             (has_table, O::BlockTable),
             (self.mask.is_some(), O::Mask),
             (self.sinks, O::Sinks),
+            (self.gate.is_some(), O::Gate),
             (true, O::D),
             (self.lse, O::Lse),
         ];
@@ -535,7 +543,8 @@ impl Operation for CheckedAttention {
         };
         let kv = keys * self.kv_heads as f64 * dims * self.kv.mean_bytes();
         let lse = if self.lse { rows * 4.0 } else { 0.0 };
-        rows * dims * self.dtype.bytes() as f64 + kv + lse + self.mask_words() as f64 * 4.0
+        let gated = if self.gate.is_some() { self.v_dim as f64 } else { 0.0 };
+        rows * (dims + gated) * self.dtype.bytes() as f64 + kv + lse + self.mask_words() as f64 * 4.0
     }
 
     fn macs(&self) -> f64 {
@@ -543,15 +552,16 @@ impl Operation for CheckedAttention {
     }
 
     fn describe(&self) -> String {
-        let Self { sequences, tokens, heads, kv_heads, qk_dim, v_dim, dtype, kv, mask, sinks, .. } = self;
+        let Self { sequences, tokens, heads, kv_heads, qk_dim, v_dim, dtype, kv, mask, sinks, gate, .. } = self;
         let masked = match (mask.is_some(), sinks) {
             (false, false) => "",
             (true, false) => ", with a bit mask",
             (false, true) => ", with sinks",
             (true, true) => ", with a bit mask and sinks",
         };
+        let gated = if gate.is_some() { ", gated" } else { "" };
         format!(
-            "{tokens} tokens of {sequences} sequences in {dtype}, {heads} heads of {qk_dim} and {v_dim} features over {kv_heads} in {kv}{masked}"
+            "{tokens} tokens of {sequences} sequences in {dtype}, {heads} heads of {qk_dim} and {v_dim} features over {kv_heads} in {kv}{masked}{gated}"
         )
     }
 

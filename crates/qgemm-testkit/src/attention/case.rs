@@ -103,6 +103,8 @@ pub struct AttentionCase {
     pub mask: Option<AttentionMask>,
     /// Whether each query head has a sink.
     pub sinks: bool,
+    /// Whether results have an output gate.
+    pub gated: bool,
     /// Softmax scale, if given.
     pub scale: Option<f32>,
     /// Soft cap of scores.
@@ -146,6 +148,7 @@ impl AttentionCase {
             window: None,
             mask: None,
             sinks: false,
+            gated: false,
             scale: None,
             soft_cap: None,
             lse: true,
@@ -348,6 +351,19 @@ impl AttentionCase {
         (0..self.heads.0).map(sink).collect()
     }
 
+    /// Output gates `[token][head][feature]`, representable in D's
+    /// type, with infinities.
+    pub(crate) fn gates(&self) -> Vec<f32> {
+        let mut rng = self.rng(7);
+        let gate = |i: usize| match i % 97 {
+            13 => f32::INFINITY,
+            31 => f32::NEG_INFINITY,
+            _ => 2.0 * normal(&mut rng),
+        };
+        let gates: Vec<f32> = (0..self.tokens() * self.heads.0 * self.dims.1).map(gate).collect();
+        self.dtype.decode(&self.dtype.encode(&gates))
+    }
+
     /// Scales of the heads of keys (`salt` 4) or values (5).
     pub(crate) fn factors(&self, salt: u64) -> Vec<f32> {
         let mut rng = self.rng(salt);
@@ -400,6 +416,7 @@ impl fmt::Display for AttentionCase {
             (self.batch_invariant, "invariant"),
             (self.head_major, "head-major"),
             (self.sinks, "sinks"),
+            (self.gated, "gated"),
             (self.every_kernel, "every kernel"),
         ];
         for (_, name) in flags.iter().filter(|(on, _)| *on) {

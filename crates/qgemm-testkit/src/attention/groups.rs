@@ -38,6 +38,7 @@ pub(super) const GROUPS: &[Cases<AttentionCase>] = &[
         dequantized,
     ),
     group("attention_sinks", "sinks: every kernel, parts of the keys, queries without keys, masks, codes", sinks),
+    group("attention_gated", "output gates: every kernel, parts of the keys, queries without keys, sinks, codes", gated),
     group("attention_invariant", "bits of a sequence do not depend on the others", invariant),
 ];
 
@@ -488,6 +489,47 @@ fn sinks() -> Vec<AttentionCase> {
         let case = AttentionCase::new(&[(1, 1300), (1, 520)], (2, 1), 64, DType::F16);
         let places = AttentionStorage::Offsets;
         cases.push(AttentionCase { kv, places, ragged: true, batch_invariant: true, sinks: true, ..case });
+    }
+    numbered(cases)
+}
+
+fn gated() -> Vec<AttentionCase> {
+    let lengths: [&[(usize, usize)]; 5] = [
+        &[(1, 70), (1, 0), (1, 1)],
+        &[(1, 1100), (1, 300)],
+        &[(3, 40), (3, 2)],
+        &[(40, 90), (0, 9), (20, 5)],
+        &[(130, 260)],
+    ];
+    let mut cases = Vec::new();
+    for (i, lengths) in lengths.into_iter().enumerate() {
+        for (j, dims) in [(64, 64), (128, 128), (192, 96), (512, 512)].into_iter().enumerate() {
+            let case = AttentionCase::new(lengths, [(8, 2), (6, 6), (8, 1)][(i + j) % 3], 64, types(i + j));
+            let is_each = case.places == AttentionStorage::Each;
+            let codes = [KvFormat::Q8_0, KvFormat::E4M3][i % 2];
+            cases.push(AttentionCase {
+                kv: if (i + j) % 4 == 3 { codes } else { case.kv },
+                dims,
+                places: if i == 1 && j % 2 == 1 { AttentionStorage::Paged(16) } else { case.places },
+                causal: i != 2,
+                // wgpu has one buffer for either.
+                sinks: is_each && j == 1,
+                lse: (i + j) % 2 == 0,
+                gap: [0, 3, 8][(i + j) % 3],
+                offset: [0, 1][i % 2],
+                gated: true,
+                // Of a plan that is refused there are no kernels.
+                every_kernel: (i + j) % 4 != 3,
+                ..case
+            });
+        }
+    }
+    // Aligned, so that every kernel serves it.
+    for (i, lengths) in [[(130, 260)], [(2, 700)]].into_iter().enumerate() {
+        for dims in [(64, 64), (128, 128), (256, 256), (320, 256)] {
+            let case = AttentionCase::new(&lengths, (4, 2), 64, types(i));
+            cases.push(AttentionCase { dims, gated: true, every_kernel: true, ..case });
+        }
     }
     numbered(cases)
 }

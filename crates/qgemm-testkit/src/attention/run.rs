@@ -17,13 +17,13 @@ use crate::outcome::{Exemption, Failure, Outcome, Verdict};
 const EXEMPTIONS: &[Exemption<AttentionCase>] = &[Exemption {
     device: DeviceKind::Wgpu,
     applies: |case, _| {
-        let extra = usize::from(case.mask.is_some()) + usize::from(case.sinks);
+        let extra = usize::from(case.mask.is_some()) + usize::from(case.sinks) + usize::from(case.gated);
         let has_lengths = case.places != AttentionStorage::Each;
         let is_paged = matches!(case.places, AttentionStorage::Paged(_));
         let free = [case.kv.is_plain(), !case.ragged, !has_lengths, !is_paged];
         extra > free.into_iter().filter(|is_free| *is_free).count()
     },
-    reason: "wgpu has no storage buffer for mask and sinks beside codes, their scales, offsets of queries and a block table",
+    reason: "wgpu has no storage buffer for mask, sinks and gate beside codes, their scales, offsets of queries and a block table",
 }];
 
 /// Error limit before rounding: f32 sums and, if Q is 16-bit,
@@ -74,6 +74,7 @@ struct Given {
     v_factors: Buffer,
     mask: Buffer,
     sinks: Buffer,
+    gate: Buffer,
 }
 
 /// Index operands of a run: queries and keys of each sequence.
@@ -115,6 +116,7 @@ struct Stored {
     q: Operand,
     d: Operand,
     lse: Operand,
+    gate: Operand,
     k: KvOperand,
     v: KvOperand,
 }
@@ -135,6 +137,7 @@ fn judge(ctx: &Context, case: &AttentionCase, outcome: &mut Outcome) -> Result<(
     let stored = Stored {
         q: of_tokens(case.dims.0),
         d: of_tokens(case.dims.1),
+        gate: Operand::new(case.dtype, tokens * heads, case.dims.1, 2 * case.gap, case.offset),
         lse: Operand::new(DType::F32, 1, tokens * heads, 0, case.offset),
         k: KvOperand::new(case, case.dims.0, &keys),
         v: KvOperand::new(case, case.dims.1, &values),
@@ -150,6 +153,7 @@ fn judge(ctx: &Context, case: &AttentionCase, outcome: &mut Outcome) -> Result<(
             k_factors: ctx.upload(&case.factors(4))?,
             v_factors: ctx.upload(&case.factors(5))?,
             sinks: ctx.upload(&case.head_sinks())?,
+            gate: ctx.upload(&if case.gated { stored.gate.encode(&case.gates()) } else { Vec::new() })?,
             mask: ctx.upload(&case.mask.map_or(Vec::new(), |mask| mask.words(case)))?,
         })
     })()
@@ -236,6 +240,10 @@ fn attention(case: &AttentionCase, stored: &Stored, index: &Index) -> Attention 
     if case.sinks {
         attention = attention.sinks();
     }
+    if case.gated {
+        let (token, head) = strides(&stored.gate);
+        attention = attention.gated().gate_strides(token, head);
+    }
     if let Some(scale) = case.scale {
         attention = attention.scale(scale);
     }
@@ -284,6 +292,7 @@ fn run_on(
     args.block_table = paged.then(|| (&table).into());
     args.mask = case.mask.map(|_| (&given.mask).into());
     args.sinks = case.sinks.then(|| (&given.sinks).into());
+    args.gate = if case.gated { Some(given.gate.slice(stored.gate.range())?.into()) } else { None };
     args.lse = if case.lse { Some(lse.slice_mut(stored.lse.range())?) } else { None };
     args.workspace = Some(workspace);
     plan.run(&ctx.default_stream(), args)?;

@@ -74,6 +74,7 @@ pub(super) fn random_case(seed: u64) -> AttentionCase {
         window: rng.random_ratio(1, 3).then(|| if rng.random_ratio(1, 3) { 1 } else { skewed(rng, 300) }),
         mask: rng.random_ratio(1, 3).then_some(mask),
         sinks: rng.random_ratio(1, 4),
+        gated: rng.random_ratio(1, 4),
         soft_cap: rng.random_ratio(1, 4).then_some(20.0),
         lse: rng.random(),
         // Offsets and pages can address a sequence alone.

@@ -2,7 +2,7 @@
 //! share a KV head, over all keys.
 //!
 //! Quantized KV caches leave no storage buffer for the log-sum-exp, which
-//! then gets a separate launch, nor for a mask or sinks. Those
+//! then gets a separate launch, nor for a mask, sinks or a gate. Those
 //! use the binding of an index buffer that the attention has not.
 
 use std::f32::consts::LOG2_E;
@@ -37,7 +37,7 @@ pub(crate) const INTERFACE: Interface = Interface {
     params_bytes: size_of::<Params>() as u32,
 };
 
-/// Kernel interface with a mask or sinks.
+/// Kernel interface with a mask, sinks or a gate.
 pub(crate) const EXTRA_INTERFACE: Interface = Interface {
     name: "attention_extra",
     bindings: &[
@@ -114,6 +114,7 @@ struct Params {
     v_scales_base: u32,
     mask_base: u32,
     sinks_base: u32,
+    gate_base: u32,
 }
 
 /// The kernel family.
@@ -159,19 +160,23 @@ fn has_q_offsets(op: &CheckedAttention) -> bool {
     matches!(op.queries, QueryLengths::Offsets { .. })
 }
 
-/// Whether `op` has a mask or sinks.
-fn has_extra(op: &CheckedAttention) -> bool {
-    op.mask.is_some() || op.sinks
+/// Operands that need a binding beside those of every attention.
+fn extras(op: &CheckedAttention) -> [bool; 3] {
+    [op.mask.is_some(), op.sinks, op.gate.is_some()]
 }
 
-/// Bindings of mask and sinks, as far as they are free: a
+/// Whether `op` has a mask, sinks or a gate.
+fn has_extra(op: &CheckedAttention) -> bool {
+    extras(op).contains(&true)
+}
+
+/// Bindings of mask, sinks and gate, as far as they are free: a
 /// buffer of their own, which quantized caches do not leave, or
 /// that of an index that `op` does not have.
-fn extra_bindings(op: &CheckedAttention) -> [Option<u32>; 2] {
+fn extra_bindings(op: &CheckedAttention) -> [Option<u32>; 3] {
     let free = [(8, op.kv.is_plain()), (3, !has_q_offsets(op)), (4, !has_kv_index(op)), (5, op.paging().width == 0)];
     let mut free = free.into_iter().filter(|(_, is_free)| *is_free).map(|(binding, _)| binding);
-    let mask = if op.mask.is_some() { free.next() } else { None };
-    [mask, if op.sinks { free.next() } else { None }]
+    extras(op).map(|has| if has { free.next() } else { None })
 }
 
 /// Row tile of a workgroup.
@@ -203,6 +208,11 @@ fn token_bytes(op: &CheckedAttention, rows: &HeadRows, columns: usize) -> usize 
     (last as usize + columns) * op.dtype.bytes()
 }
 
+/// Bytes of the gate; 0 without one.
+fn gate_bytes(op: &CheckedAttention) -> usize {
+    op.gate.as_ref().map_or(0, |gate| token_bytes(op, gate, op.v_dim))
+}
+
 /// K and V.
 fn caches(op: &CheckedAttention) -> [Cache; 2] {
     let of = |rows, columns| Cache::new(op.kv, op.kv_heads, op.paging(), rows, columns);
@@ -222,18 +232,18 @@ fn check(op: &CheckedAttention, limit: u64) -> Result<(), Unsupported> {
         ("the block table", op.sequences * op.paging().width * WORD),
         ("the log-sum-exp", op.tokens * op.heads * WORD),
         ("the mask", op.mask_words() * WORD),
+        ("the gate", gate_bytes(op)),
     ];
     for (name, bytes) in sizes {
         if bytes as u64 + MARGIN > limit {
             return Err(too_large(name, bytes as u64, limit));
         }
     }
-    let [mask, sinks] = extra_bindings(op);
-    for (name, is_without) in [("a mask", op.mask.is_some() && mask.is_none()), ("sinks", op.sinks && sinks.is_none())]
-    {
-        if is_without {
+    let names = ["a mask", "sinks", "an output gate"];
+    for ((name, has), binding) in names.into_iter().zip(extras(op)).zip(extra_bindings(op)) {
+        if has && binding.is_none() {
             return Err(Unsupported::new(format!(
-                "has no storage buffer for {name} beside a mask, a cache in codes, offsets of queries and a block table: give \
+                "has no storage buffer for {name} beside a mask, sinks, a cache in codes, offsets of queries and a block table: give \
                  one of them up, or keep keys and values as plain numbers"
             )));
         }
@@ -290,7 +300,9 @@ impl Family<CheckedAttention> for Attention {
             Ok(match writes {
                 Writes::All => step,
                 Writes::Results => step.unbind(O::Lse),
-                Writes::LogSumExp => step.unbind(O::V).unbind(O::VFactors).unbind(O::VScales).unbind(O::D),
+                Writes::LogSumExp => {
+                    [O::V, O::VFactors, O::VScales, O::Gate, O::D].into_iter().fold(step, LaunchStep::unbind)
+                }
             })
         };
         let steps = launches(op).iter().map(step).collect::<Result<_, HalError>>()?;
@@ -311,7 +323,8 @@ const fn shared_bytes(rows: u32, columns: u32) -> u32 {
 /// of a model are parameters.
 fn shader(op: &CheckedAttention, writes: Writes) -> Shader {
     let stride = |stride: u64| stride as u32;
-    let [mask_at, sinks_at] = extra_bindings(op);
+    let [mask_at, sinks_at, gate_at] = extra_bindings(op);
+    let (gate_token, gate_head) = op.gate.map_or((0, 0), |gate| (gate.token_stride, gate.head_stride));
     let words = [
         ("THREADS", THREADS),
         ("ROWS", rows(op)),
@@ -335,6 +348,9 @@ fn shader(op: &CheckedAttention, writes: Writes) -> Shader {
         ("D_HEAD", stride(op.d.head_stride)),
         ("MASK_AT", mask_at.unwrap_or_default()),
         ("SINKS_AT", sinks_at.unwrap_or_default()),
+        ("GATE_AT", gate_at.unwrap_or_default()),
+        ("GATE_TOKEN", stride(gate_token)),
+        ("GATE_HEAD", stride(gate_head)),
     ];
     let has_table = matches!(op.places, KvAddressing::Table { .. });
     let choices = [
@@ -348,6 +364,7 @@ fn shader(op: &CheckedAttention, writes: Writes) -> Shader {
         ("TABLE", has_table),
         ("MASK", op.mask.is_some()),
         ("SINKS", op.sinks),
+        ("GATED", op.gate.is_some()),
         ("MASK_SHARED", op.mask.is_some_and(|mask| mask.is_shared)),
         ("MASK_PER_HEAD", op.mask.is_some_and(|mask| mask.is_per_head)),
     ];
@@ -423,11 +440,15 @@ impl AttentionKernel {
             (v_scales, p.v_scales_base) = touched(of_values, 0..of_results(v_bytes), width).bind(shared)?;
             bindings.extend([if self.writes == Writes::LogSumExp { lse } else { d }, k_scales, v_scales]);
         }
-        let extra = [(O::Mask, op.mask_words(), &mut p.mask_base), (O::Sinks, op.heads, &mut p.sinks_base)];
-        for (binding, (operand, count, base)) in extra_bindings(op).into_iter().zip(extra) {
+        let extra = [
+            (O::Mask, op.mask_words() * WORD, WORD, &mut p.mask_base),
+            (O::Sinks, op.heads * WORD, WORD, &mut p.sinks_base),
+            (O::Gate, of_results(gate_bytes(op)), op.dtype.bytes(), &mut p.gate_base),
+        ];
+        for (binding, (operand, bytes, width, base)) in extra_bindings(op).into_iter().zip(extra) {
             let Some(binding) = binding else { continue };
             let bound;
-            (bound, *base) = words(operand, count, true)?;
+            (bound, *base) = touched(operand, 0..bytes, width).bind(shared)?;
             match bindings.get_mut(binding as usize) {
                 Some(place) => *place = bound,
                 None => bindings.push(bound),
@@ -472,6 +493,7 @@ pub(crate) fn all_shaders() -> Vec<Shader> {
         window: None,
         mask: None,
         sinks: false,
+        gate: None,
         scale: 0.125,
         soft_cap: None,
         lse: false,
@@ -492,6 +514,11 @@ pub(crate) fn all_shaders() -> Vec<Shader> {
         ..op.clone()
     });
     let long = CheckedAttention { qk_dim: 512, v_dim: 512, ..chosen.clone() };
-    let all = [plain, chosen, f32, long].into_iter().chain(codes).chain(masked).chain(with_sinks);
+    let gated = [&plain, &f32, &with_sinks[1]].map(|op| CheckedAttention {
+        places: KvAddressing::Pages { capacity: 64, lengths: false },
+        gate: Some(rows),
+        ..op.clone()
+    });
+    let all = [plain, chosen, f32, long].into_iter().chain(codes).chain(masked).chain(with_sinks).chain(gated);
     all.flat_map(|op| launches(&op).iter().map(|&writes| shader(&op, writes)).collect::<Vec<_>>()).collect()
 }

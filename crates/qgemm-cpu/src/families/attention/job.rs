@@ -42,6 +42,7 @@ pub(super) struct Job<'a> {
     index: Index<'a>,
     mask: Option<Mask<'a>>,
     sinks: Option<&'a [f32]>,
+    gate: Option<&'a [u8]>,
     d: Written<'a>,
     lse: Option<Written<'a>>,
 }
@@ -56,6 +57,11 @@ impl<'a> Job<'a> {
         let end = row_end(&op.q, op, op.qk_dim);
         if q.len() < end {
             return Err(absent(O::Q.name(), end));
+        }
+        let gate = if op.gate.is_some() { Some(bytes(O::Gate)?) } else { None };
+        let gate_end = op.gate.as_ref().map_or(0, |rows| row_end(rows, op, op.v_dim));
+        if gate.is_some_and(|gate| gate.len() < gate_end) {
+            return Err(absent(O::Gate.name(), gate_end));
         }
         let has_scales = op.kv.has_scales();
         let mut scales = |operand: O| if has_scales { bytes(operand).map(Some) } else { Ok(None) };
@@ -98,7 +104,7 @@ impl<'a> Job<'a> {
         }
         let d = written(O::D, row_end(&op.d, op, op.v_dim))?;
         let lse = if op.lse { Some(written(O::Lse, op.tokens * op.heads * size_of::<f32>())?) } else { None };
-        Ok(Self { op, simd, q, k, v, k_factors, v_factors, index, mask, sinks, d, lse })
+        Ok(Self { op, simd, q, k, v, k_factors, v_factors, index, mask, sinks, gate, d, lse })
     }
 
     /// Whether the work takes longer than waking other threads.
@@ -251,7 +257,18 @@ impl<'a> Job<'a> {
         }
         let factor = self.v_factors.map_or(1.0, |factors| factors[row.kv_head]);
         let log_sum = state.finish(sums, factor);
+        self.multiply_by_gate(row, sums);
         self.store(row, sums, log_sum);
+    }
+
+    /// Multiplies a row's results by the sigmoid of its gate, if any.
+    fn multiply_by_gate(&self, row: Row, values: &mut [f32]) {
+        let (Some(gate), Some(rows)) = (self.gate, self.op.gate) else { return };
+        let element = row.token * rows.token_stride as usize + row.head * rows.head_stride as usize;
+        let mut logits = [0.0; MOST_HEAD_DIM];
+        let logits = &mut logits[..values.len()];
+        self.simd.to_f32(self.op.dtype, &gate[element * self.op.dtype.bytes()..], logits);
+        values.iter_mut().zip(logits).for_each(|(value, logit)| *value *= 1.0 / (1.0 + (-*logit).exp()));
     }
 
     /// Writes a row's results. No other task writes them.

@@ -98,7 +98,7 @@ QG_DEVICE void finish_rows(const KernelParams& p, const Sequence& s, const Share
             const RowEnd end = end_of_row(p, head, row_max, row_sum, value_factor(p, kv_head));
 #pragma unroll
             for (u32 i = 0; i < 8; i++) sums[i] *= end.scale;
-            if (c < p.shape.v_dim) store_results(p, token * p.at.d_token + head * p.at.d_head + c, sums);
+            if (c < p.shape.v_dim) store_results(p, token, head, c, sums);
             if (c == 0) store_lse(p, token, head, end);
         }
     }

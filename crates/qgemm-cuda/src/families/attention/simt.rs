@@ -363,9 +363,9 @@ pub(super) fn in_parts(
     let combine_ctas = [op.sequences * op.most_queries() * op.heads, slices];
     let (combine_id, combine) = (id(combine_spec(), variant), source(combine_spec(), variant));
     let combine = step(combine_id, combine, combine_ctas, THREADS, COMBINE_SHARED_BYTES, Arc::new(params))?;
-    let combine = [O::QOffsets, O::KvOffsets, O::KvLengths, O::VFactors, O::Sinks, O::D, O::Lse]
+    let combine = [O::QOffsets, O::KvOffsets, O::KvLengths, O::VFactors, O::Sinks, O::Gate, O::D, O::Lse]
         .into_iter()
         .fold(combine, |step, operand| step.bind(operand, operand))
         .bind_part(O::Workspace, O::Workspace, workspace);
-    Ok(LaunchSequence::new::<O>(name, vec![attend.unbind(O::D).unbind(O::Lse), combine]))
+    Ok(LaunchSequence::new::<O>(name, vec![attend.unbind(O::Gate).unbind(O::D).unbind(O::Lse), combine]))
 }

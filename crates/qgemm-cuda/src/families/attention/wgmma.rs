@@ -278,7 +278,7 @@ struct TmaAttentionParams {
     attention: AttentionParams,
     heads_together: u32,
     piece_shift: u32,
-    padding: [u64; 4],
+    padding: [u64; 1],
     maps: [EncodedMap; 3],
 }
 
@@ -289,6 +289,7 @@ struct MaskedTmaAttentionParams {
     attention: ListedParams,
     heads_together: u32,
     piece_shift: u32,
+    padding: [u64; 5],
     maps: [EncodedMap; 3],
 }
 
@@ -312,7 +313,7 @@ impl Params for MappedAttention<AttentionParams> {
             attention,
             heads_together: self.heads_together,
             piece_shift: self.piece_shift,
-            padding: [0; 4],
+            padding: [0; 1],
             maps: self.maps(&attention.at, at)?,
         }))
     }
@@ -325,6 +326,7 @@ impl Params for MappedAttention<ListedParams> {
             attention,
             heads_together: self.heads_together,
             piece_shift: self.piece_shift,
+            padding: [0; 5],
             maps: self.maps(&attention.attention().at, at)?,
         }))
     }
