@@ -88,6 +88,11 @@ mod sm90 {
         check_group("emu:sm90", "attention_gated");
     }
 
+    #[test]
+    fn attention_mixed() {
+        check_group("emu:sm90", "attention_mixed");
+    }
+
     // Gathered keys of the indexer's top-k.
     #[test]
     fn indexer_best() {

@@ -55,7 +55,7 @@ fn cost(op: &CheckedAttention, info: &DeviceInfo, config: &AttentionConfig) -> C
 mod tests {
     use qgemm_formats::DType;
     use qgemm_hal::{
-        AttentionSpec, Device, HalError, HeadRows, KernelId, KvAddressing, KvFormat, KvRows, LaunchSequence, Math,
+        AttentionSpec, Device, HalError, HeadRows, KernelId, KvAddressing, KvFormat, KvFormats, KvRows, LaunchSequence, Math,
         QueryLengths, Spec, Unsupported,
     };
 
@@ -112,7 +112,7 @@ mod tests {
             qk_dim: 128,
             v_dim: 128,
             dtype: DType::F16,
-            kv: KvFormat::Plain(DType::F16),
+            kv: KvFormats::both(KvFormat::Plain(DType::F16)),
             q: rows,
             k: KvRows { page_stride: 0, rows },
             v: KvRows { page_stride: 0, rows },

@@ -4,7 +4,7 @@
 use qgemm_formats::DType;
 use qgemm_hal::op::attention::{HEAD_DIM_STEP, MOST_HEAD_DIM};
 use qgemm_hal::{
-    Addressing, CheckedAttention, HeadRows, KvAddressing, KvFormat, KvRows, MaskBits, Paging, QueryLengths,
+    Addressing, CheckedAttention, HeadRows, KvAddressing, KvFormat, KvFormats, KvRows, MaskBits, Paging, QueryLengths,
 };
 use qgemm_sched::Preferences;
 
@@ -114,7 +114,7 @@ pub struct KvStrides {
 #[derive(Clone, Debug)]
 pub struct Attention {
     dtype: DType,
-    kv: KvFormat,
+    kv: KvFormats,
     heads: usize,
     kv_heads: usize,
     qk_dim: usize,
@@ -150,7 +150,7 @@ impl Attention {
     pub fn new(dtype: DType, heads: usize, kv_heads: usize, head_dim: usize, queries: Queries, keys: Keys) -> Self {
         Self {
             dtype,
-            kv: KvFormat::Plain(dtype),
+            kv: KvFormat::Plain(dtype).into(),
             heads,
             kv_heads,
             qk_dim: head_dim,
@@ -185,8 +185,18 @@ impl Attention {
 
     /// Format of the KV cache. E4M3 has one factor per head. Q8_0 and Q4_0 have block
     /// scales. A run takes the factors or scales.
-    pub fn kv_format(mut self, format: KvFormat) -> Self {
-        self.kv = format;
+    pub fn kv_format(self, format: KvFormat) -> Self {
+        self.kv_formats(format, format)
+    }
+
+    /// Formats of keys and of values. A run takes the factors or scales of each that has
+    /// some.
+    ///
+    /// On CUDA, kernels that multiply codes take keys and values in one format. Others are
+    /// dequantized in front, or multiplied by FMA; a plan's
+    /// [record](crate::Context::explain_attention) says which.
+    pub fn kv_formats(mut self, keys: KvFormat, values: KvFormat) -> Self {
+        self.kv = KvFormats { k: keys, v: values };
         self
     }
 
@@ -374,11 +384,11 @@ impl Attention {
             let rows = HeadsOf::of_tokens(name, heads, columns, self.dtype);
             rows.check([0, token, head], [1, tokens], self.alignment).map(|kv| kv.rows)
         };
-        let of_keys = |name, strides: Option<KvStrides>, columns: usize| {
+        let of_keys = |name, strides: Option<KvStrides>, columns: usize, format| {
             let row = (kv_heads * columns) as u64;
             let natural = KvStrides { page: row * rows as u64, token: row, head: columns as u64 };
             let KvStrides { page, token, head } = strides.unwrap_or(natural);
-            HeadsOf::of_cache(name, kv_heads, columns, self.kv).check(
+            HeadsOf::of_cache(name, kv_heads, columns, format).check(
                 [page, token, head],
                 [pages, rows],
                 self.kv_alignment,
@@ -397,8 +407,8 @@ impl Attention {
             dtype: self.dtype,
             kv: self.kv,
             q: of_tokens("q", self.q, self.qk_dim)?,
-            k: of_keys("k", self.k, self.qk_dim)?,
-            v: of_keys("v", self.v, self.v_dim)?,
+            k: of_keys("k", self.k, self.qk_dim, self.kv.k)?,
+            v: of_keys("v", self.v, self.v_dim, self.kv.v)?,
             d: of_tokens("d", self.d, self.v_dim)?,
             causal: self.causal,
             window: self.window,
@@ -449,9 +459,9 @@ pub(crate) fn check_count(name: &'static str, got: usize, least: usize, most: us
 
 /// Checks the head dimensions of keys and values against those of
 /// kernels.
-pub(crate) fn check_head_dims([qk_dim, v_dim]: [usize; 2], kv: KvFormat, most: usize) -> Result<(), Error> {
-    let step = kv.step().max(HEAD_DIM_STEP);
-    for (name, got) in [("features of a query", qk_dim), ("features of a value", v_dim)] {
+pub(crate) fn check_head_dims([qk_dim, v_dim]: [usize; 2], kv: KvFormats, most: usize) -> Result<(), Error> {
+    for (name, got, format) in [("features of a query", qk_dim, kv.k), ("features of a value", v_dim, kv.v)] {
+        let step = format.step().max(HEAD_DIM_STEP);
         if got == 0 || got > most || !got.is_multiple_of(step) {
             return Err(Error::HeadDim { name, step, most, got });
         }

@@ -285,30 +285,30 @@ impl Bound for CheckedAttention {
             let strides = [0, rows.token_stride, rows.head_stride];
             of(strides, [1, self.tokens, self.heads], columns, KvFormat::Plain(self.dtype), alignment)
         };
-        let of_keys = |rows: &KvRows, columns| {
-            let alignment = if rows.rows.aligned { self.kv.vector_bytes() } else { self.kv.width() };
+        let of_keys = |rows: &KvRows, columns, format: KvFormat| {
+            let alignment = if rows.rows.aligned { format.vector_bytes() } else { format.width() };
             let strides = [rows.page_stride, rows.rows.token_stride, rows.rows.head_stride];
-            of(strides, [paging.pages, paging.page_size, self.kv_heads], columns, self.kv, alignment)
+            of(strides, [paging.pages, paging.page_size, self.kv_heads], columns, format, alignment)
         };
-        let scales = |name, of: Extent| {
-            let extent = Extent::of_values(KV_SCALES, of.bytes() * 8 / self.kv.bits() / KV_BLOCK);
-            let why = "the format of the keys and values has scales of blocks";
-            Wanted::optional(name, self.kv.has_scales().then_some(extent), why)
+        let scales = |name, of: Extent, format: KvFormat| {
+            let extent = Extent::of_values(KV_SCALES, of.bytes() * 8 / format.bits() / KV_BLOCK);
+            let why = "the format has scales of blocks";
+            Wanted::optional(name, format.has_scales().then_some(extent), why)
         };
         let values = |name, element: ElementType, count, why| {
             Wanted::optional(name, used.then(|| Extent::of_values(element, count)), why)
         };
         let (word, number) = (ElementType::Int32, ElementType::from(DType::F32));
-        let factors = "the format of the keys and values has a factor a head";
+        let factors = "the format has a factor a head";
         match operand {
             O::Q => Wanted::always("q", of_tokens(&self.q, self.qk_dim)),
-            O::K => Wanted::always("k", of_keys(&self.k, self.qk_dim)),
-            O::V => Wanted::always("v", of_keys(&self.v, self.v_dim)),
+            O::K => Wanted::always("k", of_keys(&self.k, self.qk_dim, self.kv.k)),
+            O::V => Wanted::always("v", of_keys(&self.v, self.v_dim, self.kv.v)),
             O::D => Wanted::always("d", of_tokens(&self.d, self.v_dim)),
             O::KFactors => values("k factors", number, self.kv_heads, factors),
             O::VFactors => values("v factors", number, self.kv_heads, factors),
-            O::KScales => scales("k scales", of_keys(&self.k, self.qk_dim)),
-            O::VScales => scales("v scales", of_keys(&self.v, self.v_dim)),
+            O::KScales => scales("k scales", of_keys(&self.k, self.qk_dim, self.kv.k), self.kv.k),
+            O::VScales => scales("v scales", of_keys(&self.v, self.v_dim, self.kv.v), self.kv.v),
             O::QOffsets => values("q offsets", word, self.sequences + 1, "the attention finds queries by offsets"),
             O::KvOffsets => values("kv offsets", word, self.sequences + 1, "the attention finds keys by offsets"),
             O::KvLengths => values("kv lengths", word, self.sequences, "keys are as many as lengths say"),

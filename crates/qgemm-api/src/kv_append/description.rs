@@ -152,7 +152,7 @@ impl KvAppend {
         let &Self { dtype, kv, heads, kv_heads, qk_dim, v_dim, positions, .. } = self;
         check_count("heads", heads, 0, MOST_HEADS)?;
         check_count("heads of keys", kv_heads, 1, MOST_HEADS)?;
-        check_head_dims([qk_dim, v_dim], kv, MOST_APPENDED_DIM)?;
+        check_head_dims([qk_dim, v_dim], kv.into(), MOST_APPENDED_DIM)?;
         let Addressing { tokens, .. } = addressing;
         let Paging { pages, page_size, .. } = addressing.paging();
         let of_tokens = |name, heads: usize, strides: Option<[u64; 2]>, columns: usize| {

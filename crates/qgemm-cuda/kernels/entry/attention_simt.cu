@@ -82,12 +82,13 @@ extern "C" __global__ void QG_BOUNDS
 #else
         u32 present = 0;
 #endif
-        KvEight k[UNROLL][EIGHTS], v[UNROLL][EIGHTS];
+        KeyEight k[UNROLL][EIGHTS];
+        ValueEight v[UNROLL][EIGHTS];
 #pragma unroll
         for (u32 u = 0; u < UNROLL; u++) {
             const u32 key = tile + u * GROUPS + group;
 #pragma unroll
-            for (u32 e = 0; e < EIGHTS; e++) k[u][e] = v[u][e] = KvEight::zeros();
+            for (u32 e = 0; e < EIGHTS; e++) k[u][e] = KeyEight::zeros(), v[u][e] = ValueEight::zeros();
 #if QG_BITS
             if ((present & key_of_all(u)) == 0) continue;
             const KeyAddress at = address_of_key(p, s, key);
@@ -106,8 +107,8 @@ extern "C" __global__ void QG_BOUNDS
 #pragma unroll
             for (u32 e = 0; e < EIGHTS; e++) {
                 const u32 further = e * EIGHT_PITCH, c = column + further;
-                if (c < p.shape.qk_dim) k[u][e] = KvEight::load(p.at.k, p.at.k_scales, k_first + k_row + further, aligned);
-                if (c < p.shape.v_dim) v[u][e] = KvEight::load(p.at.v, p.at.v_scales, v_first + v_row + further, aligned);
+                if (c < p.shape.qk_dim) k[u][e] = KeyEight::load(p.at.k, p.at.k_scales, k_first + k_row + further, aligned);
+                if (c < p.shape.v_dim) v[u][e] = ValueEight::load(p.at.v, p.at.v_scales, v_first + v_row + further, aligned);
             }
         }
 #if QG_BITS

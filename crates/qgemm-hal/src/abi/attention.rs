@@ -153,7 +153,8 @@ abi_struct! {
         pub sequence_rows: u64,
         /// Columns of the block table; 0 without one.
         pub table_width: u32,
-        /// Format of the keys (3 = E4M3, 4 = Q8_0, 5 = Q4_0).
+        /// Format of the keys (0 = f32, 1 = f16, 2 = bf16, 3
+        /// = E4M3, 4 = Q8_0, 5 = Q4_0).
         pub key_format: u32,
         /// Format of the values.
         pub value_format: u32,

@@ -7,7 +7,7 @@ use std::hash::{Hash, Hasher};
 
 use qgemm_formats::DType;
 
-pub use kv_format::{KV_BLOCK, KV_SCALE_BYTES, KV_SCALES, KvFormat};
+pub use kv_format::{KV_BLOCK, KV_SCALE_BYTES, KV_SCALES, KvFormat, KvFormats};
 
 use super::gemm::WorkspaceLayout;
 use super::{Operation, operands};
@@ -235,8 +235,8 @@ pub struct CheckedAttention {
     pub v_dim: usize,
     /// Element type of Q and D.
     pub dtype: DType,
-    /// Format of K and V.
-    pub kv: KvFormat,
+    /// Formats of K and V.
+    pub kv: KvFormats,
     /// Q.
     pub q: HeadRows,
     /// K.
@@ -346,8 +346,8 @@ spec! {
         step: AttentionStep,
         /// Element type of queries.
         x: KernelDType,
-        /// Format of keys and values.
-        kv: KvFormat,
+        /// Formats of keys and values.
+        kv: KvFormats,
         /// Addressing and copying of keys and values.
         paging: KvPaging,
         /// Whether a bit mask is read.
@@ -373,7 +373,7 @@ spec! {
 impl AttentionSpec {
     /// Keys of a kernel without specialization that attends to keys
     /// and values in `kv`.
-    pub const fn attend(kv: KvFormat, [qk, v]: [u32; 2], rows: u32, keys: u32) -> Self {
+    pub const fn attend(kv: KvFormats, [qk, v]: [u32; 2], rows: u32, keys: u32) -> Self {
         Self {
             step: AttentionStep::Attend,
             x: KernelDType::Any,
@@ -506,16 +506,15 @@ impl Operation for CheckedAttention {
 
     fn operands(&self) -> Vec<AttentionOperand> {
         use AttentionOperand as O;
-        let factors = self.kv.has_factors();
         let has_table = matches!(self.places, KvAddressing::Table { .. });
         let optional = [
             (true, O::Q),
             (true, O::K),
             (true, O::V),
-            (factors, O::KFactors),
-            (factors, O::VFactors),
-            (self.kv.has_scales(), O::KScales),
-            (self.kv.has_scales(), O::VScales),
+            (self.kv.k.has_factors(), O::KFactors),
+            (self.kv.v.has_factors(), O::VFactors),
+            (self.kv.k.has_scales(), O::KScales),
+            (self.kv.v.has_scales(), O::VScales),
             (matches!(self.queries, QueryLengths::Offsets { .. }), O::QOffsets),
             (matches!(self.places, KvAddressing::Offsets { .. }), O::KvOffsets),
             (has_table || matches!(self.places, KvAddressing::Pages { lengths: true, .. }), O::KvLengths),
@@ -541,7 +540,8 @@ impl Operation for CheckedAttention {
             KvAddressing::Offsets { rows } => (rows as f64).min(keys * self.sequences as f64),
             _ => keys * self.sequences as f64,
         };
-        let kv = keys * self.kv_heads as f64 * dims * self.kv.mean_bytes();
+        let of_key = self.qk_dim as f64 * self.kv.k.mean_bytes() + self.v_dim as f64 * self.kv.v.mean_bytes();
+        let kv = keys * self.kv_heads as f64 * of_key;
         let lse = if self.lse { rows * 4.0 } else { 0.0 };
         let gated = if self.gate.is_some() { self.v_dim as f64 } else { 0.0 };
         rows * (dims + gated) * self.dtype.bytes() as f64 + kv + lse + self.mask_words() as f64 * 4.0
@@ -586,7 +586,7 @@ impl Operation for CheckedAttention {
     }
 
     fn matrix_type(&self) -> Option<DType> {
-        let has_type = !self.kv.is_plain() || self.kv == KvFormat::Plain(self.dtype);
+        let has_type = !self.kv.are_plain() || self.kv == KvFormats::both(KvFormat::Plain(self.dtype));
         (has_type && self.dtype != DType::F32).then_some(self.dtype)
     }
 

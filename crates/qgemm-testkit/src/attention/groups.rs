@@ -39,6 +39,7 @@ pub(super) const GROUPS: &[Cases<AttentionCase>] = &[
     ),
     group("attention_sinks", "sinks: every kernel, parts of the keys, queries without keys, masks, codes", sinks),
     group("attention_gated", "output gates: every kernel, parts of the keys, queries without keys, sinks, codes", gated),
+    group("attention_mixed", "keys and values in two formats: every pair, place and kernel, with masks, NaN and sinks", mixed),
     group("attention_invariant", "bits of a sequence do not depend on the others", invariant),
 ];
 
@@ -531,6 +532,52 @@ fn gated() -> Vec<AttentionCase> {
             cases.push(AttentionCase { dims, gated: true, every_kernel: true, ..case });
         }
     }
+    numbered(cases)
+}
+
+fn mixed() -> Vec<AttentionCase> {
+    let formats = [KvFormat::Plain(DType::F16), KvFormat::E4M3, KvFormat::Q8_0, KvFormat::Q4_0, KvFormat::Plain(DType::BF16)];
+    let pairs = formats.into_iter().flat_map(|k| formats.map(|v| (k, v))).filter(|(k, v)| k != v);
+    let places = [AttentionStorage::Paged(16), AttentionStorage::Lengths(3), AttentionStorage::Paged(5), AttentionStorage::Offsets];
+    let mut cases = Vec::new();
+    for (i, (kv, v_format)) in pairs.enumerate() {
+        for (j, lengths) in [&[(1, 300), (1, 40)][..], &[(40, 70), (40, 130)]].into_iter().enumerate() {
+            let case = AttentionCase::new(lengths, [(8, 2), (3, 1)][i % 2], 64, types((i + j) % 3));
+            let places = places[(i + j) % 4];
+            let mask = AttentionMask { bits: MaskBits::of_tokens(), pattern: MaskPattern::Documents(40) };
+            let (has_mask, is_gated) = (i % 5 == 1, i % 5 == 2);
+            cases.push(AttentionCase {
+                kv,
+                v_format: Some(v_format),
+                places,
+                ragged: places == AttentionStorage::Offsets,
+                dims: [(64, 64), (128, 64), (96, 160), (256, 256)][(i + j) % 4],
+                window: (i % 4 == 3).then_some(33),
+                soft_cap: (i % 7 == 5).then_some(20.0),
+                mask: has_mask.then_some(mask),
+                sinks: i % 5 == 3,
+                gated: is_gated,
+                head_major: i % 3 == 1 && matches!(places, AttentionStorage::Paged(_)),
+                gap: 32 * (j % 2),
+                lse: (i + j) % 2 == 0,
+                // wgpu may refuse these: of a refused plan there are no kernels.
+                every_kernel: !has_mask && !is_gated && i % 5 != 3,
+                ..case
+            });
+        }
+    }
+    // NaN in keys and values that some queries do not see; long heads.
+    for (kv, v_format) in [(KvFormat::E4M3, KvFormat::Plain(DType::F16)), (KvFormat::Plain(DType::F16), KvFormat::E4M3)] {
+        for lengths in [[(70, 100), (70, 70)], [(2, 90), (2, 9)]] {
+            let case = AttentionCase::new(&lengths, (2, 1), 512, DType::F16);
+            let case = AttentionCase { kv, v_format: Some(v_format), every_kernel: true, ..case };
+            cases.push(AttentionCase { values: AttentionValues::NotFinite, ..case });
+        }
+    }
+    // Bits that do not depend on the other sequences.
+    let case = AttentionCase::new(&[(1, 1200), (1, 3), (1, 700)], (4, 2), 64, DType::F16);
+    let (places, v_format) = (AttentionStorage::Offsets, Some(KvFormat::Q4_0));
+    cases.push(AttentionCase { kv: KvFormat::Q8_0, v_format, places, ragged: true, batch_invariant: true, ..case });
     numbered(cases)
 }
 

@@ -33,13 +33,13 @@ pub(super) fn attend(case: &AttentionCase, q: &[f32], k: &[f32], v: &[f32]) -> V
         _ => Vec::new(),
     };
     let offsets = case.q_offsets();
-    let factors = |salt| match case.kv {
+    let factors = |format, salt| match format {
         KvFormat::E4M3 => case.factors(salt),
         _ => vec![1.0; case.heads.1],
     };
     let sinks = if case.sinks { case.head_sinks() } else { vec![f32::NEG_INFINITY; case.heads.0] };
     let gates = if case.gated { case.gates() } else { Vec::new() };
-    let inputs = Inputs { gates, case, q, k, v, table, k_factors: factors(4), v_factors: factors(5), sinks };
+    let inputs = Inputs { gates, case, q, k, v, table, k_factors: factors(case.formats().k, 4), v_factors: factors(case.formats().v, 5), sinks };
     let of_token = |token: usize| -> Vec<Option<Row>> {
         let sequence = (0..case.lengths.len()).find(|&s| (offsets[s]..offsets[s + 1]).contains(&(token as u32)));
         (0..case.heads.0)
@@ -148,7 +148,7 @@ impl Inputs<'_> {
         let blocks = q.chunks(KV_BLOCK).enumerate();
         let of_block = |(block, q): (usize, &[f32])| {
             let sum: f64 = q.iter().map(|q| f64::from(*q)).sum();
-            OFFSET * f64::from(self.case.block_scale(row, block)) * sum.abs()
+            OFFSET * f64::from(self.case.block_scale(self.case.kv, row, block)) * sum.abs()
         };
         if self.case.kv == KvFormat::Q4_0 { blocks.map(of_block).sum() } else { 0.0 }
     }

@@ -18,7 +18,7 @@ use qgemm_hal::{
 };
 
 use super::dispatch::{Dispatch, MARGIN, MAX_GROUPS, submit, too_large};
-use super::kv_cache::{Cache, KvNumbers, kv_code};
+use super::kv_cache::{Cache, kv_code};
 use super::operands::{Bound, Touched};
 use crate::device::shared_of;
 use crate::event::WgpuStream;
@@ -134,7 +134,7 @@ enum Writes {
 
 /// Launches of `op`; the last one writes the results.
 fn launches(op: &CheckedAttention) -> &'static [Writes] {
-    match (op.kv.is_plain(), op.lse) {
+    match (op.kv.are_plain(), op.lse) {
         (true, _) => &[Writes::All],
         (false, false) => &[Writes::Results],
         (false, true) => &[Writes::LogSumExp, Writes::Results],
@@ -143,7 +143,7 @@ fn launches(op: &CheckedAttention) -> &'static [Writes] {
 
 /// Kernel interface of `op`.
 fn interface(op: &CheckedAttention) -> &'static Interface {
-    match (op.kv.is_plain(), has_extra(op)) {
+    match (op.kv.are_plain(), has_extra(op)) {
         (true, false) => &INTERFACE,
         (true, true) => &EXTRA_INTERFACE,
         (false, _) => &CODES_INTERFACE,
@@ -174,7 +174,7 @@ fn has_extra(op: &CheckedAttention) -> bool {
 /// buffer of their own, which quantized caches do not leave, or
 /// that of an index that `op` does not have.
 fn extra_bindings(op: &CheckedAttention) -> [Option<u32>; 3] {
-    let free = [(8, op.kv.is_plain()), (3, !has_q_offsets(op)), (4, !has_kv_index(op)), (5, op.paging().width == 0)];
+    let free = [(8, op.kv.are_plain()), (3, !has_q_offsets(op)), (4, !has_kv_index(op)), (5, op.paging().width == 0)];
     let mut free = free.into_iter().filter(|(_, is_free)| *is_free).map(|(binding, _)| binding);
     extras(op).map(|has| if has { free.next() } else { None })
 }
@@ -215,8 +215,8 @@ fn gate_bytes(op: &CheckedAttention) -> usize {
 
 /// K and V.
 fn caches(op: &CheckedAttention) -> [Cache; 2] {
-    let of = |rows, columns| Cache::new(op.kv, op.kv_heads, op.paging(), rows, columns);
-    [of(&op.k, op.qk_dim), of(&op.v, op.v_dim)]
+    let of = |format, rows, columns| Cache::new(format, op.kv_heads, op.paging(), rows, columns);
+    [of(op.kv.k, &op.k, op.qk_dim), of(op.kv.v, &op.v, op.v_dim)]
 }
 
 /// Checks that the kernel supports `op`.
@@ -334,7 +334,8 @@ fn shader(op: &CheckedAttention, writes: Writes) -> Shader {
         ("QK_DIM", op.qk_dim as u32),
         ("V_DIM", op.v_dim as u32),
         ("DTYPE", dtype_code(op.dtype)),
-        ("KV_DTYPE", kv_code(op.kv)),
+        ("KV_DTYPE", kv_code(op.kv.k)),
+        ("V_DTYPE", kv_code(op.kv.v)),
         ("WINDOW", op.window.map_or(u32::MAX, |window| u32::try_from(window).unwrap_or(u32::MAX))),
         ("Q_TOKEN", stride(op.q.token_stride)),
         ("Q_HEAD", stride(op.q.head_stride)),
@@ -368,7 +369,7 @@ fn shader(op: &CheckedAttention, writes: Writes) -> Shader {
         ("MASK_SHARED", op.mask.is_some_and(|mask| mask.is_shared)),
         ("MASK_PER_HEAD", op.mask.is_some_and(|mask| mask.is_per_head)),
     ];
-    compose_attention(&words, &choices, KvNumbers::of(op.kv), op.kv.is_plain() && has_extra(op))
+    compose_attention(&words, &choices, op.kv.are_plain(), op.kv.are_plain() && has_extra(op))
 }
 
 /// The kernel for one operation. A launch allocates no device memory.
@@ -418,8 +419,8 @@ impl AttentionKernel {
         let of_results = |bytes: usize| if self.writes == Writes::LogSumExp { 0 } else { bytes };
         let (q, k, v, q_offsets, kv_index_bound, table, d, lse, k_scales, v_scales);
         (q, p.q_base) = touched(O::Q, 0..token_bytes(op, &op.q, op.qk_dim), op.dtype.bytes()).bind(shared)?;
-        (k, p.k_base) = touched(O::K, 0..of_k.bytes(), op.kv.width()).bind(shared)?;
-        (v, p.v_base) = touched(O::V, 0..of_results(of_v.bytes()), op.kv.width()).bind(shared)?;
+        (k, p.k_base) = touched(O::K, 0..of_k.bytes(), op.kv.k.width()).bind(shared)?;
+        (v, p.v_base) = touched(O::V, 0..of_results(of_v.bytes()), op.kv.v.width()).bind(shared)?;
         (q_offsets, p.q_offsets_base) = words(O::QOffsets, op.sequences + 1, has_q_offsets(op))?;
         (kv_index_bound, p.kv_index_base) = words(kv_index, index_len, has_kv_index(op))?;
         (table, p.table_base) = words(O::BlockTable, op.sequences * width, width > 0)?;
@@ -428,16 +429,14 @@ impl AttentionKernel {
         let lse_bytes = if op.lse && self.writes != Writes::Results { op.tokens * op.heads * WORD } else { 0 };
         (lse, p.lse_base) = touched(O::Lse, 0..lse_bytes, WORD).bind_written(shared)?;
         let mut bindings = vec![q, k, v, q_offsets, kv_index_bound, table];
-        if op.kv.is_plain() {
+        if op.kv.are_plain() {
             bindings.extend([d, lse]);
         } else {
-            let (of_keys, of_values) = match op.kv.has_factors() {
-                true => (O::KFactors, O::VFactors),
-                false => (O::KScales, O::VScales),
-            };
-            let ((k_bytes, width), (v_bytes, _)) = (of_k.scale_bytes(), of_v.scale_bytes());
-            (k_scales, p.k_scales_base) = touched(of_keys, 0..k_bytes, width).bind(shared)?;
-            (v_scales, p.v_scales_base) = touched(of_values, 0..of_results(v_bytes), width).bind(shared)?;
+            let of_keys = if op.kv.k.has_factors() { O::KFactors } else { O::KScales };
+            let of_values = if op.kv.v.has_factors() { O::VFactors } else { O::VScales };
+            let ((k_bytes, k_width), (v_bytes, v_width)) = (of_k.scale_bytes(), of_v.scale_bytes());
+            (k_scales, p.k_scales_base) = touched(of_keys, 0..k_bytes, k_width).bind(shared)?;
+            (v_scales, p.v_scales_base) = touched(of_values, 0..of_results(v_bytes), v_width).bind(shared)?;
             bindings.extend([if self.writes == Writes::LogSumExp { lse } else { d }, k_scales, v_scales]);
         }
         let extra = [
@@ -471,7 +470,7 @@ impl Kernel for AttentionKernel {
 #[cfg(test)]
 pub(crate) fn all_shaders() -> Vec<Shader> {
     use qgemm_formats::DType;
-    use qgemm_hal::{KvFormat, KvRows, MaskBits};
+    use qgemm_hal::{KvFormat, KvFormats, KvRows, MaskBits};
     let rows = HeadRows { token_stride: 256, head_stride: 64, aligned: true };
     let plain = CheckedAttention {
         sequences: 2,
@@ -484,7 +483,7 @@ pub(crate) fn all_shaders() -> Vec<Shader> {
         qk_dim: 64,
         v_dim: 64,
         dtype: DType::F16,
-        kv: KvFormat::Plain(DType::F16),
+        kv: KvFormat::Plain(DType::F16).into(),
         q: rows,
         k: KvRows { page_stride: 0, rows },
         v: KvRows { page_stride: 0, rows },
@@ -501,8 +500,11 @@ pub(crate) fn all_shaders() -> Vec<Shader> {
     };
     let table = KvAddressing::Table { pages: 9, page_size: 5, width: 3 };
     let chosen = CheckedAttention { places: table, causal: true, soft_cap: Some(30.0), lse: true, ..plain.clone() };
-    let f32 = CheckedAttention { dtype: DType::F32, kv: KvFormat::Plain(DType::F32), window: Some(9), ..plain.clone() };
-    let codes = [KvFormat::E4M3, KvFormat::Q8_0, KvFormat::Q4_0].map(|kv| CheckedAttention { kv, ..chosen.clone() });
+    let f32 = CheckedAttention { dtype: DType::F32, kv: KvFormat::Plain(DType::F32).into(), window: Some(9), ..plain.clone() };
+    let codes = [KvFormat::E4M3, KvFormat::Q8_0, KvFormat::Q4_0].map(|kv| CheckedAttention { kv: kv.into(), ..chosen.clone() });
+    let formats = [KvFormat::Plain(DType::F16), KvFormat::E4M3, KvFormat::Q8_0, KvFormat::Q4_0];
+    let mixed = (0..4).map(|i| KvFormats { k: formats[i], v: formats[(i + 1) % 4] });
+    let mixed: Vec<_> = mixed.map(|kv| CheckedAttention { kv, ..chosen.clone() }).collect();
     let masked = [&plain, &codes[0]].map(|op| CheckedAttention {
         queries: QueryLengths::Each(2),
         mask: Some(MaskBits::shared().per_head()),
@@ -519,6 +521,6 @@ pub(crate) fn all_shaders() -> Vec<Shader> {
         gate: Some(rows),
         ..op.clone()
     });
-    let all = [plain, chosen, f32, long].into_iter().chain(codes).chain(masked).chain(with_sinks).chain(gated);
+    let all = [plain, chosen, f32, long].into_iter().chain(codes).chain(masked).chain(with_sinks).chain(gated).chain(mixed);
     all.flat_map(|op| launches(&op).iter().map(|&writes| shader(&op, writes)).collect::<Vec<_>>()).collect()
 }

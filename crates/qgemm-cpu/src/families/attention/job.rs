@@ -7,7 +7,7 @@ use std::ops::Range;
 use qgemm_formats::DType;
 use qgemm_hal::op::attention::MOST_HEAD_DIM;
 use qgemm_hal::{
-    AttentionOperand, CheckedAttention, DeviceId, HalError, HeadRows, HostMemory, Operand, Operands, Operation,
+    AttentionOperand, CheckedAttention, DeviceId, HalError, HeadRows, HostMemory, KvFormat, Operand, Operands, Operation,
 };
 use rayon::prelude::*;
 
@@ -63,19 +63,18 @@ impl<'a> Job<'a> {
         if gate.is_some_and(|gate| gate.len() < gate_end) {
             return Err(absent(O::Gate.name(), gate_end));
         }
-        let has_scales = op.kv.has_scales();
-        let mut scales = |operand: O| if has_scales { bytes(operand).map(Some) } else { Ok(None) };
-        let (k_scales, v_scales) = (scales(O::KScales)?, scales(O::VScales)?);
-        let k = Cache::new(bytes(O::K)?, k_scales, op.k, op, op.qk_dim, O::K.name())?;
-        let v = Cache::new(bytes(O::V)?, v_scales, op.v, op, op.v_dim, O::V.name())?;
+        let mut scales =
+            |operand: O, format: KvFormat| if format.has_scales() { bytes(operand).map(Some) } else { Ok(None) };
+        let (k_scales, v_scales) = (scales(O::KScales, op.kv.k)?, scales(O::VScales, op.kv.v)?);
+        let k = Cache::new(bytes(O::K)?, k_scales, op.k, op, op.kv.k, op.qk_dim, O::K.name())?;
+        let v = Cache::new(bytes(O::V)?, v_scales, op.v, op, op.kv.v, op.v_dim, O::V.name())?;
         let given = op.operands();
         let optional = |operand: O| given.contains(&operand);
-        let factors = |operand: O, operands: &mut Operands<'a>| read::<f32>(operands, operand, op.kv_heads);
-        let (mut k_factors, mut v_factors) = (None, None);
-        if op.kv.has_factors() {
-            k_factors = Some(factors(O::KFactors, &mut operands)?);
-            v_factors = Some(factors(O::VFactors, &mut operands)?);
-        }
+        let mut factors = |operand: O, format: KvFormat| match format.has_factors() {
+            true => read::<f32>(&mut operands, operand, op.kv_heads).map(Some),
+            false => Ok(None),
+        };
+        let (k_factors, v_factors) = (factors(O::KFactors, op.kv.k)?, factors(O::VFactors, op.kv.v)?);
         let sinks = if op.sinks { Some(read::<f32>(&mut operands, O::Sinks, op.heads)?) } else { None };
         let mut words = |operand: O, count: usize| match optional(operand) {
             true => read::<u32>(&mut operands, operand, count).map(Some),

@@ -18,8 +18,9 @@ constexpr u32 COLUMNS = QG_LANES * FEATURES;
 
 // Eight features of a key or value, with the
 // scale of their block if the format has scales.
+template <u32 FORMAT>
 struct KvEight {
-    using Stored = Eight<QG_KV>;
+    using Stored = Eight<FORMAT>;
     Stored stored;
     float scale;
 
@@ -30,16 +31,19 @@ struct KvEight {
     QG_DEVICE KvEight load(u64 numbers, u64 scales, u64 element, bool aligned) {
         const u8* at = reinterpret_cast<const u8*>(numbers) + Stored::offset_of(element);
         KvEight eight = {Stored::load(at, aligned), 1.0f};
-        if constexpr (has_scales(QG_KV))
+        if constexpr (has_scales(FORMAT))
             eight.scale = f16_to_f32(ld_global_u16(reinterpret_cast<const u8*>(scales) + element / KV_BLOCK * 2));
         return eight;
     }
 
     QG_DEVICE float number(const KvEight& eight, u32 i) {
         const float number = Stored::number(eight.stored, i);
-        return has_scales(QG_KV) ? number * eight.scale : number;
+        return has_scales(FORMAT) ? number * eight.scale : number;
     }
 };
+
+using KeyEight = KvEight<QG_KV>;
+using ValueEight = KvEight<QG_V_KV>;
 
 // Online softmax state of a row in one group.
 struct RowState {

@@ -8,14 +8,14 @@
 // every key. `present`: keys that exist, or
 // with a mask the bits of `keys_of_group`.
 template <bool ALL>
-QG_DEVICE void attend(const AttentionParams& p, RowState (&rows)[QG_ROWS], const KvEight (&k)[UNROLL][EIGHTS],
-                      const KvEight (&v)[UNROLL][EIGHTS], u32 first_key, u32 present) {
+QG_DEVICE void attend(const AttentionParams& p, RowState (&rows)[QG_ROWS], const KeyEight (&k)[UNROLL][EIGHTS],
+                      const ValueEight (&v)[UNROLL][EIGHTS], u32 first_key, u32 present) {
     float scores[QG_ROWS][UNROLL];
 #pragma unroll
     for (u32 u = 0; u < UNROLL; u++) {
         float numbers[FEATURES];
 #pragma unroll
-        for (u32 i = 0; i < FEATURES; i++) numbers[i] = KvEight::number(k[u][i / 8], i % 8);
+        for (u32 i = 0; i < FEATURES; i++) numbers[i] = KeyEight::number(k[u][i / 8], i % 8);
 #pragma unroll
         for (u32 r = 0; r < QG_ROWS; r++) {
             float sum = 0.0f;
@@ -62,7 +62,7 @@ QG_DEVICE void attend(const AttentionParams& p, RowState (&rows)[QG_ROWS], const
     for (u32 u = 0; u < UNROLL; u++) {
         float numbers[FEATURES];
 #pragma unroll
-        for (u32 i = 0; i < FEATURES; i++) numbers[i] = KvEight::number(v[u][i / 8], i % 8);
+        for (u32 i = 0; i < FEATURES; i++) numbers[i] = ValueEight::number(v[u][i / 8], i % 8);
 #pragma unroll
         for (u32 r = 0; r < QG_ROWS; r++) {
             // 0 · NaN is NaN: skip masked values.

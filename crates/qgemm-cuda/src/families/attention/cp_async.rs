@@ -7,7 +7,7 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_formats::DType;
 use qgemm_hal::{
     AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, CheckedAttention, Device, DeviceInfo, Family,
-    Geometry, HalError, KernelDType, KernelId, KvFormat, LaunchSequence, Operand, Operands, Spec, Unsupported, Variant,
+    Geometry, HalError, KernelDType, KernelId, KvFormat, KvFormats, LaunchSequence, Operand, Operands, Spec, Unsupported, Variant,
 };
 
 use super::super::kernel_launch::{Addresses, KernelLaunch, MakeKernel, Params, load};
@@ -47,7 +47,7 @@ fn attend_spec(dtype: DType, dim: u32, (masked, bounded): (bool, bool), variant:
     // the key tile is smaller.
     let has_few_registers = masked && dim > 64;
     let keys = if has_little || has_few_registers { 32 } else { 64 };
-    let attend = AttentionSpec::attend(KvFormat::Plain(dtype), [dim; 2], ROWS, keys);
+    let attend = AttentionSpec::attend(KvFormats::both(KvFormat::Plain(dtype)), [dim; 2], ROWS, keys);
     AttentionSpec { x: KernelDType::Of(dtype), masked, bounded, ..attend }
 }
 
@@ -96,7 +96,7 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
     let prelude = Prelude {
         threads: Some(THREADS),
         ctas_per_sm: Some(CTAS_A_UNIT),
-        kv: Some(kv_code(spec.kv)),
+        kv: Some(kv_code(spec.kv.k)),
         qk: Some(spec.qk),
         v: Some(spec.v),
         sliced: Some(0),

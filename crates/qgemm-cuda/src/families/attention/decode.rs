@@ -6,7 +6,7 @@ use qgemm_formats::DType;
 use qgemm_hal::abi::dtype_code;
 use qgemm_hal::{
     AttentionConfig, AttentionPlan, AttentionSpec, CheckedAttention, Device, DeviceInfo, Family, HalError, KernelDType,
-    KernelId, KvFormat, LaunchSequence, Math, Spec, Unsupported, Variant, WorkspaceLayout,
+    KernelId, KvFormat, KvFormats, LaunchSequence, Math, Spec, Unsupported, Variant, WorkspaceLayout,
 };
 
 use super::super::kernel_launch::{MakeKernel, load};
@@ -52,7 +52,12 @@ pub(super) struct AttentionDecode;
 /// The kernel for Q of type `x`.
 fn attend_spec(x: DType, kv: KvFormat, dims: [u32; 2], is_masked: bool, rows: u32, variant: Variant) -> AttentionSpec {
     let keys = warps(dims, rows, is_masked, variant) * tile(kv, dims[0]);
-    AttentionSpec { x: KernelDType::Of(x), masked: is_masked, ..AttentionSpec::attend(kv, dims, rows, keys) }
+    AttentionSpec { x: KernelDType::Of(x), masked: is_masked, ..AttentionSpec::attend(KvFormats::both(kv), dims, rows, keys) }
+}
+
+/// Format of a kernel's keys and values.
+fn format(spec: &AttentionSpec) -> KvFormat {
+    spec.kv.k
 }
 
 /// Head dimensions of kernels for a KV format.
@@ -97,7 +102,7 @@ fn threads(spec: &AttentionSpec) -> u32 {
     if pairs::is_of(spec) {
         return pairs::THREADS;
     }
-    spec.keys / tile(spec.kv, spec.qk) * 32
+    spec.keys / tile(format(spec), spec.qk) * 32
 }
 
 /// Keys of a warp tile. Small keys get larger tiles to
@@ -127,7 +132,7 @@ fn ctas_a_unit(spec: &AttentionSpec, variant: Variant) -> usize {
         _ => 100 << 10,
     };
     // Limited by registers.
-    let most = match spec.kv.bits() > 8 || (spec.masked && variant < Variant::Sm90) {
+    let most = match format(spec).bits() > 8 || (spec.masked && variant < Variant::Sm90) {
         true => 2,
         false if threads(spec) > 128 => 2,
         false => 3,
@@ -138,7 +143,7 @@ fn ctas_a_unit(spec: &AttentionSpec, variant: Variant) -> usize {
 /// Slots of a warp's ring. A slot holds the keys
 /// or the values of a tile.
 fn slots(spec: &AttentionSpec) -> u32 {
-    match spec.kv.bits() > 8 {
+    match format(spec).bits() > 8 {
         _ if pairs::is_of(spec) => pairs::SLOTS,
         true if is_transposed(spec) => 3,
         true => 6,
@@ -153,13 +158,13 @@ fn shared_bytes(spec: &AttentionSpec) -> u32 {
     if pairs::is_of(spec) {
         return pairs::ring_bytes() + STATE_BYTES;
     }
-    let bytes = |numbers: u32| spec.kv.bytes_of(numbers as usize) as u32;
-    let scales = spec.kv.scale_bytes_of(spec.qk as usize) as u32;
+    let bytes = |numbers: u32| format(spec).bytes_of(numbers as usize) as u32;
+    let scales = format(spec).scale_bytes_of(spec.qk as usize) as u32;
     // Swizzled rows need no padding.
-    let is_permuted = |numbers| spec.kv.bits() > 8 || bytes(numbers) == 128;
-    let k_gap = match spec.kv {
-        _ if is_permuted(spec.qk) || spec.kv == KvFormat::E4M3 => 0,
-        _ if spec.kv.bits() == 8 => 32,
+    let is_permuted = |numbers| format(spec).bits() > 8 || bytes(numbers) == 128;
+    let k_gap = match format(spec) {
+        _ if is_permuted(spec.qk) || format(spec) == KvFormat::E4M3 => 0,
+        _ if format(spec).bits() == 8 => 32,
         _ => 16,
     };
     let v_gap = if is_permuted(spec.v) { 0 } else { 16 };
@@ -179,11 +184,11 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
     let prelude = Prelude {
         threads: Some(threads(&spec)),
         x: Some(dtype_code(x)),
-        kv: Some(kv_code(spec.kv)),
+        kv: Some(kv_code(format(&spec))),
         qk: Some(spec.qk),
         v: Some(spec.v),
         rows: Some(spec.rows),
-        tile: Some(tile(spec.kv, spec.qk)),
+        tile: Some(tile(format(&spec), spec.qk)),
         slots: Some(slots(&spec)),
         counters: Some(COUNTERS as u32),
         shared_bytes: Some(shared_bytes(&spec)),
@@ -221,10 +226,10 @@ pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
 /// The kernel for `op`, or the refusal.
 pub(super) fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(AttentionSpec, Variant), Unsupported> {
     let variant = info.variant.ok_or_else(|| Unsupported::new("runs on CUDA devices only"))?;
-    if !formats(variant).any(|(x, kv)| (x, kv) == (op.dtype, op.kv)) {
-        let why = "multiplies Q of f16 or bf16 with keys of its type or in codes, from Ampere on";
-        return Err(Unsupported::new(why));
-    }
+    let kv = op.kv.single().filter(|&kv| formats(variant).any(|served| served == (op.dtype, kv)));
+    let kv = kv.ok_or_else(|| {
+        Unsupported::new("multiplies Q of f16 or bf16 with keys and values of its type or in codes of one format, from Ampere on")
+    })?;
     if !op.q.aligned || !op.k.rows.aligned || !op.v.rows.aligned {
         return Err(Unsupported::new("reads Q, K and V whose rows begin at multiples of what it loads at once"));
     }
@@ -232,13 +237,13 @@ pub(super) fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(Atten
     if rows > MOST_ROWS {
         return Err(Unsupported::new(format!("has at most {MOST_ROWS} queries of heads that share keys, not {rows}")));
     }
-    let dims = dims(op.kv).find(|&[qk, v]| qk as usize >= op.qk_dim && v as usize >= op.v_dim);
+    let dims = dims(kv).find(|&[qk, v]| qk as usize >= op.qk_dim && v as usize >= op.v_dim);
     let dims = dims.ok_or_else(|| Unsupported::new("has no kernel for so many features a head"))?;
-    let all = self::rows(op.kv, dims, op.mask.is_some(), variant);
+    let all = self::rows(kv, dims, op.mask.is_some(), variant);
     let of_cta = all.iter().copied().find(|&of_cta| of_cta as usize >= rows).unwrap_or(all[all.len() - 1]);
-    let spec = match takes_pairs(op, variant, info) {
-        true => pairs::attend_spec(op.dtype, op.kv),
-        false => attend_spec(op.dtype, op.kv, dims, op.mask.is_some(), of_cta, variant),
+    let spec = match takes_pairs(op, kv, variant, info) {
+        true => pairs::attend_spec(op.dtype, kv),
+        false => attend_spec(op.dtype, kv, dims, op.mask.is_some(), of_cta, variant),
     };
     check_shared(shared_bytes(&spec), info)?;
     Ok((spec, variant))
@@ -248,8 +253,8 @@ pub(super) fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(Atten
 /// process more keys, but take longer to start and end.
 /// With batch invariance the choice must not depend on the
 /// batch, so pairs are never used.
-fn takes_pairs(op: &CheckedAttention, variant: Variant, info: &DeviceInfo) -> bool {
-    let spec = pairs::attend_spec(op.dtype, op.kv);
+fn takes_pairs(op: &CheckedAttention, kv: KvFormat, variant: Variant, info: &DeviceInfo) -> bool {
+    let spec = pairs::attend_spec(op.dtype, kv);
     let part_keys = || cut(op, &spec, ctas_a_unit(&spec, variant), info.units).part_keys;
     !op.batch_invariant && pairs::serves(op, variant) && part_keys() >= pairs::LEAST_PART
 }
@@ -328,7 +333,7 @@ impl Family<CheckedAttention> for AttentionDecode {
     fn configs(&self, op: &CheckedAttention, info: &DeviceInfo) -> Result<Vec<AttentionConfig>, Unsupported> {
         let multiplied = configs(op, info);
         // Kernels that multiply codes need no plain keys.
-        if multiplied.is_ok() || op.kv.is_plain() {
+        if multiplied.is_ok() || op.kv.are_plain() {
             return multiplied;
         }
         dequantized::configs(op, |op| configs(op, info))

@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 use qgemm_formats::DType;
 use qgemm_hal::{
     AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, CheckedAttention, Device, DeviceInfo, Family,
-    Geometry, HalError, KernelDType, KernelId, KvFormat, LaunchSequence, Operand, Spec, Unsupported, Variant,
+    Geometry, HalError, KernelDType, KernelId, KvFormat, KvFormats, LaunchSequence, Operand, Spec, Unsupported, Variant,
 };
 
 use super::super::kernel_launch::{KernelLaunch, MakeKernel, load};
@@ -93,7 +93,7 @@ fn attend_spec(dtype: DType, (qk, v): (u32, u32), is_masked: bool, variant: Vari
         193.. => 32,
         _ => 64,
     };
-    let attend = AttentionSpec::attend(KvFormat::Plain(dtype), [qk, v], rows, keys);
+    let attend = AttentionSpec::attend(KvFormats::both(KvFormat::Plain(dtype)), [qk, v], rows, keys);
     AttentionSpec { x: KernelDType::Of(dtype), masked: is_masked, ..attend }
 }
 
@@ -178,7 +178,7 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
     let entry = "entry/sm70_attention_mma.cu";
     let prelude = Prelude {
         threads: Some(threads(&spec)),
-        kv: Some(kv_code(spec.kv)),
+        kv: Some(kv_code(spec.kv.k)),
         qk: Some(spec.qk),
         v: Some(slice(&spec, variant)),
         sliced: Some((slice(&spec, variant) < spec.v).into()),

@@ -8,7 +8,7 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_formats::DType;
 use qgemm_hal::abi::{self, AttentionBits, AttentionPointers, AttentionShape, dtype_code};
 use qgemm_hal::{
-    AttentionOperand, CheckedAttention, HalError, KvAddressing, KvFormat, MaskBits, Operands, Paging, QueryLengths,
+    AttentionOperand, CheckedAttention, HalError, KvAddressing, KvFormat, KvFormats, MaskBits, Operands, Paging, QueryLengths,
 };
 
 use super::super::kernel_launch::{Addresses, Params};
@@ -179,5 +179,5 @@ impl AttentionParams {
 
 /// Whether Q, K and V all have type `dtype`.
 pub(super) fn is_all(op: &CheckedAttention, dtype: DType) -> bool {
-    op.dtype == dtype && op.kv == KvFormat::Plain(dtype)
+    op.dtype == dtype && op.kv == KvFormats::both(KvFormat::Plain(dtype))
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use qgemm_hal::{
     AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, AttentionStep, CheckedAttention, Device,
-    DeviceInfo, Family, Geometry, HalError, KernelId, KvFormat, LaunchSequence, LaunchStep, Math, Operand, Spec,
+    DeviceInfo, Family, Geometry, HalError, KernelId, KvFormat, KvFormats, LaunchSequence, LaunchStep, Math, Operand, Spec,
     Unsupported, Variant, WorkspaceLayout,
 };
 
@@ -99,14 +99,14 @@ const fn rows_of(dim: u32, is_masked: bool) -> &'static [u32] {
     }
 }
 
-fn attend_spec(kv: KvFormat, dim: u32, rows: u32, is_masked: bool) -> AttentionSpec {
+fn attend_spec(kv: KvFormats, dim: u32, rows: u32, is_masked: bool) -> AttentionSpec {
     let keys = groups(dim) * keys_together(dim, rows);
     AttentionSpec { masked: is_masked, ..AttentionSpec::attend(kv, [dim; 2], rows, keys) }
 }
 
 /// The split-KV combine kernel, for every format and dimension.
 fn combine_spec() -> AttentionSpec {
-    let kv = KvFormat::Plain(qgemm_formats::DType::F32);
+    let kv = KvFormats::both(KvFormat::Plain(qgemm_formats::DType::F32));
     AttentionSpec { step: AttentionStep::Combine, ..AttentionSpec::attend(kv, [256; 2], 1, 1) }
 }
 
@@ -139,10 +139,11 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
 fn attend_prelude(spec: &AttentionSpec, variant: Variant) -> Prelude<'static> {
     // With one more CTA per SM the compiler would spill, for
     // four rows of 256 features and for masked block formats.
-    let spills_blocks = spec.masked && spec.kv.has_scales() && variant == Variant::Sm120;
+    let spills_blocks = spec.masked && spec.kv.have_scales() && variant == Variant::Sm120;
     let spills = (spec.qk == 256 && spec.rows == 4) || spills_blocks;
     Prelude {
-        kv: Some(kv_code(spec.kv)),
+        kv: Some(kv_code(spec.kv.k)),
+        v_kv: Some(kv_code(spec.kv.v)),
         lanes: Some(lanes(spec.qk)),
         lane_features: Some(lane_features(spec.qk)),
         rows: Some(spec.rows),
@@ -155,7 +156,7 @@ fn attend_prelude(spec: &AttentionSpec, variant: Variant) -> Prelude<'static> {
 }
 
 /// All kernels of the family for `variant` but those of rare head
-/// dimensions, which are compiled on first use.
+/// dimensions and of keys and values in two formats, which are compiled on first use.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     let of_dim = |kv, dim| {
         [false, true].into_iter().flat_map(move |is_masked| {
@@ -163,7 +164,7 @@ pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
         })
     };
     let dims = || DIMS.into_iter().filter(|&dim| super::is_common(dim));
-    let attend = KvFormat::ALL.into_iter().flat_map(move |kv| dims().flat_map(move |dim| of_dim(kv, dim)));
+    let attend = KvFormat::ALL.map(KvFormats::both).into_iter().flat_map(move |kv| dims().flat_map(move |dim| of_dim(kv, dim)));
     attend.chain([combine_spec()]).map(move |spec| source(spec, variant))
 }
 

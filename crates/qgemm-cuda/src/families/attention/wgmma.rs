@@ -14,7 +14,7 @@ use qgemm_formats::DType;
 use qgemm_hal::abi::{AttentionPointers, dtype_code};
 use qgemm_hal::{
     AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, CheckedAttention, Device, DeviceInfo, Family,
-    Geometry, HalError, KernelDType, KernelId, KvAddressing, KvFormat, KvPaging, KvRows, LaunchSequence, LaunchStep,
+    Geometry, HalError, KernelDType, KernelId, KvAddressing, KvFormat, KvFormats, KvPaging, KvRows, LaunchSequence, LaunchStep,
     Operand, Operands, Spec, Unsupported, Variant, WorkspaceLayout,
 };
 
@@ -126,7 +126,7 @@ fn attend_spec(dtype: DType, tile: &Tile, step: Step) -> AttentionSpec {
     let &Tile { qk, v, warpgroups, keys, .. } = tile;
     let Step { paging, masked, bounded } = step;
     let warpgroups = if masked { warpgroups.min(MASKED_WARPGROUPS) } else { warpgroups };
-    let attend = AttentionSpec::attend(KvFormat::Plain(dtype), [qk, v], warpgroups * WARPGROUP_ROWS, keys);
+    let attend = AttentionSpec::attend(KvFormats::both(KvFormat::Plain(dtype)), [qk, v], warpgroups * WARPGROUP_ROWS, keys);
     AttentionSpec { x: KernelDType::Of(dtype), paging, masked, bounded, ..attend }
 }
 
@@ -164,7 +164,7 @@ fn id(spec: AttentionSpec, variant: Variant) -> KernelId {
 
 fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
     let entry = "entry/sm90_attention_wgmma_ws.cu";
-    let KvFormat::Plain(dtype) = spec.kv else { unreachable!("keys are plain") };
+    let KvFormat::Plain(dtype) = spec.kv.k else { unreachable!("keys are plain") };
     let pages = match spec.paging {
         KvPaging::Any | KvPaging::Contiguous => 0,
         KvPaging::Pieces => 1,

@@ -211,6 +211,8 @@ prelude! {
     // Attention.
     /// Format of keys and values: 0 f32, 1 f16, 2 bf16, 3 E4M3, 4 Q8_0, 5 Q4_0.
     kv: Typed "QG_KV",
+    /// Format of values, numbered as `QG_KV` (`attention_simt`).
+    v_kv: Typed "QG_V_KV",
     /// Type of Q (`attention_decode`, `kv_append`) or format of queries
     /// and keys (indexer), numbered as `QG_KV`.
     x: Typed "QG_X",
