@@ -55,8 +55,8 @@ fn cost(op: &CheckedAttention, info: &DeviceInfo, config: &AttentionConfig) -> C
 mod tests {
     use qgemm_formats::DType;
     use qgemm_hal::{
-        AttentionSpec, Device, HalError, HeadRows, KernelId, KvAddressing, KvFormat, KvFormats, KvRows, LaunchSequence, Math,
-        QueryLengths, Spec, Unsupported,
+        AttentionSpec, Device, HalError, HeadRows, KernelId, KvAddressing, KvFormat, KvFormats, KvRows, LaunchSequence,
+        Math, QueryLengths, Spec, Unsupported,
     };
 
     use super::*;

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use qgemm_formats::DType;
-use qgemm_hal::{KvFormat, KvFormats};
 use qgemm_hal::op::attention::KV_BLOCK;
+use qgemm_hal::{KvFormat, KvFormats};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 

@@ -38,8 +38,16 @@ pub(super) const GROUPS: &[Cases<AttentionCase>] = &[
         dequantized,
     ),
     group("attention_sinks", "sinks: every kernel, parts of the keys, queries without keys, masks, codes", sinks),
-    group("attention_gated", "output gates: every kernel, parts of the keys, queries without keys, sinks, codes", gated),
-    group("attention_mixed", "keys and values in two formats: every pair, place and kernel, with masks, NaN and sinks", mixed),
+    group(
+        "attention_gated",
+        "output gates: every kernel, parts of the keys, queries without keys, sinks, codes",
+        gated,
+    ),
+    group(
+        "attention_mixed",
+        "keys and values in two formats: every pair, place and kernel, with masks, NaN and sinks",
+        mixed,
+    ),
     group("attention_invariant", "bits of a sequence do not depend on the others", invariant),
 ];
 
@@ -305,10 +313,8 @@ fn decode() -> Vec<AttentionCase> {
     // Long heads.
     for (i, dims) in [(256, 256), (512, 512), (320, 256), (200, 136), (512, 256)].into_iter().enumerate() {
         let dtype = types(i % 2);
-        let of = |lengths: &[(usize, usize)], heads| AttentionCase {
-            dims,
-            ..AttentionCase::new(lengths, heads, 8, dtype)
-        };
+        let of =
+            |lengths: &[(usize, usize)], heads| AttentionCase { dims, ..AttentionCase::new(lengths, heads, 8, dtype) };
         let mask = AttentionMask { bits: MaskBits::of_tokens(), pattern: MaskPattern::Random };
         cases.push(AttentionCase { every_kernel: true, ..of(&[(1, 1100), (1, 70)], (8, 1)) });
         cases.push(AttentionCase {
@@ -317,7 +323,11 @@ fn decode() -> Vec<AttentionCase> {
             window: Some(40),
             ..of(&[(4, 150), (4, 4)], (8, 2))
         });
-        cases.push(AttentionCase { values: AttentionValues::NotFinite, gap: 8, ..of(&[(3, 130), (2, 65), (1, 0)], (3, 1)) });
+        cases.push(AttentionCase {
+            values: AttentionValues::NotFinite,
+            gap: 8,
+            ..of(&[(3, 130), (2, 65), (1, 0)], (3, 1))
+        });
         cases.push(AttentionCase { mask: Some(mask), causal: false, ..of(&[(3, 80), (3, 33)], (6, 2)) });
     }
     // So many sequences that one has splits of thousands of keys;
@@ -536,9 +546,15 @@ fn gated() -> Vec<AttentionCase> {
 }
 
 fn mixed() -> Vec<AttentionCase> {
-    let formats = [KvFormat::Plain(DType::F16), KvFormat::E4M3, KvFormat::Q8_0, KvFormat::Q4_0, KvFormat::Plain(DType::BF16)];
+    let formats =
+        [KvFormat::Plain(DType::F16), KvFormat::E4M3, KvFormat::Q8_0, KvFormat::Q4_0, KvFormat::Plain(DType::BF16)];
     let pairs = formats.into_iter().flat_map(|k| formats.map(|v| (k, v))).filter(|(k, v)| k != v);
-    let places = [AttentionStorage::Paged(16), AttentionStorage::Lengths(3), AttentionStorage::Paged(5), AttentionStorage::Offsets];
+    let places = [
+        AttentionStorage::Paged(16),
+        AttentionStorage::Lengths(3),
+        AttentionStorage::Paged(5),
+        AttentionStorage::Offsets,
+    ];
     let mut cases = Vec::new();
     for (i, (kv, v_format)) in pairs.enumerate() {
         for (j, lengths) in [&[(1, 300), (1, 40)][..], &[(40, 70), (40, 130)]].into_iter().enumerate() {
@@ -567,7 +583,8 @@ fn mixed() -> Vec<AttentionCase> {
         }
     }
     // NaN in keys and values that some queries do not see; long heads.
-    for (kv, v_format) in [(KvFormat::E4M3, KvFormat::Plain(DType::F16)), (KvFormat::Plain(DType::F16), KvFormat::E4M3)] {
+    for (kv, v_format) in [(KvFormat::E4M3, KvFormat::Plain(DType::F16)), (KvFormat::Plain(DType::F16), KvFormat::E4M3)]
+    {
         for lengths in [[(70, 100), (70, 70)], [(2, 90), (2, 9)]] {
             let case = AttentionCase::new(&lengths, (2, 1), 512, DType::F16);
             let case = AttentionCase { kv, v_format: Some(v_format), every_kernel: true, ..case };

@@ -39,7 +39,17 @@ pub(super) fn attend(case: &AttentionCase, q: &[f32], k: &[f32], v: &[f32]) -> V
     };
     let sinks = if case.sinks { case.head_sinks() } else { vec![f32::NEG_INFINITY; case.heads.0] };
     let gates = if case.gated { case.gates() } else { Vec::new() };
-    let inputs = Inputs { gates, case, q, k, v, table, k_factors: factors(case.formats().k, 4), v_factors: factors(case.formats().v, 5), sinks };
+    let inputs = Inputs {
+        gates,
+        case,
+        q,
+        k,
+        v,
+        table,
+        k_factors: factors(case.formats().k, 4),
+        v_factors: factors(case.formats().v, 5),
+        sinks,
+    };
     let of_token = |token: usize| -> Vec<Option<Row>> {
         let sequence = (0..case.lengths.len()).find(|&s| (offsets[s]..offsets[s + 1]).contains(&(token as u32)));
         (0..case.heads.0)

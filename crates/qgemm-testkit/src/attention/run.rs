@@ -290,7 +290,7 @@ fn run_on(
     args.block_table = paged.then(|| (&table).into());
     args.mask = case.mask.map(|_| (&given.mask).into());
     args.sinks = case.sinks.then(|| (&given.sinks).into());
-    args.gate = if case.gated { Some(given.gate.slice(stored.gate.range())?.into()) } else { None };
+    args.gate = if case.gated { Some(given.gate.slice(stored.gate.range())?) } else { None };
     args.lse = if case.lse { Some(lse.slice_mut(stored.lse.range())?) } else { None };
     args.workspace = Some(workspace);
     plan.run(&ctx.default_stream(), args)?;

@@ -26,7 +26,9 @@ pub(super) fn random_case(seed: u64) -> AttentionCase {
     let kv_heads = skewed(rng, 4);
     let heads = (kv_heads * skewed(rng, 9), kv_heads);
     let dtype = pick(rng, &DType::ALL);
-    let dim = |rng: &mut StdRng| -> usize { 8 * if rng.random_ratio(1, 5) { rng.random_range(33..=64) } else { rng.random_range(1..=32) } };
+    let dim = |rng: &mut StdRng| -> usize {
+        8 * if rng.random_ratio(1, 5) { rng.random_range(33..=64) } else { rng.random_range(1..=32) }
+    };
     let dims = if rng.random() { (pick(rng, &[64, 80, 96, 128, 256, 512]), 0) } else { (dim(rng), dim(rng)) };
     let dims = if dims.1 == 0 { (dims.0, dims.0) } else { dims };
     let page = skewed(rng, 80);
@@ -54,9 +56,7 @@ pub(super) fn random_case(seed: u64) -> AttentionCase {
     let values = match pick(rng, &AttentionValues::ALL) {
         AttentionValues::BadPages if !is_paged => AttentionValues::Normal,
         // E4M3 has no infinities.
-        AttentionValues::MinusInfinity | AttentionValues::NotFinite
-            if !kv.is_plain() || !of_values.is_plain() =>
-        {
+        AttentionValues::MinusInfinity | AttentionValues::NotFinite if !kv.is_plain() || !of_values.is_plain() => {
             AttentionValues::Normal
         }
         AttentionValues::LargeScales => AttentionValues::Normal,

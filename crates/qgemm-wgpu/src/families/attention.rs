@@ -500,8 +500,14 @@ pub(crate) fn all_shaders() -> Vec<Shader> {
     };
     let table = KvAddressing::Table { pages: 9, page_size: 5, width: 3 };
     let chosen = CheckedAttention { places: table, causal: true, soft_cap: Some(30.0), lse: true, ..plain.clone() };
-    let f32 = CheckedAttention { dtype: DType::F32, kv: KvFormat::Plain(DType::F32).into(), window: Some(9), ..plain.clone() };
-    let codes = [KvFormat::E4M3, KvFormat::Q8_0, KvFormat::Q4_0].map(|kv| CheckedAttention { kv: kv.into(), ..chosen.clone() });
+    let f32 = CheckedAttention {
+        dtype: DType::F32,
+        kv: KvFormat::Plain(DType::F32).into(),
+        window: Some(9),
+        ..plain.clone()
+    };
+    let codes =
+        [KvFormat::E4M3, KvFormat::Q8_0, KvFormat::Q4_0].map(|kv| CheckedAttention { kv: kv.into(), ..chosen.clone() });
     let formats = [KvFormat::Plain(DType::F16), KvFormat::E4M3, KvFormat::Q8_0, KvFormat::Q4_0];
     let mixed = (0..4).map(|i| KvFormats { k: formats[i], v: formats[(i + 1) % 4] });
     let mixed: Vec<_> = mixed.map(|kv| CheckedAttention { kv, ..chosen.clone() }).collect();
@@ -521,6 +527,7 @@ pub(crate) fn all_shaders() -> Vec<Shader> {
         gate: Some(rows),
         ..op.clone()
     });
-    let all = [plain, chosen, f32, long].into_iter().chain(codes).chain(masked).chain(with_sinks).chain(gated).chain(mixed);
+    let all =
+        [plain, chosen, f32, long].into_iter().chain(codes).chain(masked).chain(with_sinks).chain(gated).chain(mixed);
     all.flat_map(|op| launches(&op).iter().map(|&writes| shader(&op, writes)).collect::<Vec<_>>()).collect()
 }

@@ -7,7 +7,8 @@ use std::ops::Range;
 use qgemm_formats::DType;
 use qgemm_hal::op::attention::MOST_HEAD_DIM;
 use qgemm_hal::{
-    AttentionOperand, CheckedAttention, DeviceId, HalError, HeadRows, HostMemory, KvFormat, Operand, Operands, Operation,
+    AttentionOperand, CheckedAttention, DeviceId, HalError, HeadRows, HostMemory, KvFormat, Operand, Operands,
+    Operation,
 };
 use rayon::prelude::*;
 

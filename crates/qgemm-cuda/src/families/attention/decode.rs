@@ -52,7 +52,11 @@ pub(super) struct AttentionDecode;
 /// The kernel for Q of type `x`.
 fn attend_spec(x: DType, kv: KvFormat, dims: [u32; 2], is_masked: bool, rows: u32, variant: Variant) -> AttentionSpec {
     let keys = warps(dims, rows, is_masked, variant) * tile(kv, dims[0]);
-    AttentionSpec { x: KernelDType::Of(x), masked: is_masked, ..AttentionSpec::attend(KvFormats::both(kv), dims, rows, keys) }
+    AttentionSpec {
+        x: KernelDType::Of(x),
+        masked: is_masked,
+        ..AttentionSpec::attend(KvFormats::both(kv), dims, rows, keys)
+    }
 }
 
 /// Format of a kernel's keys and values.
@@ -228,7 +232,9 @@ pub(super) fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(Atten
     let variant = info.variant.ok_or_else(|| Unsupported::new("runs on CUDA devices only"))?;
     let kv = op.kv.single().filter(|&kv| formats(variant).any(|served| served == (op.dtype, kv)));
     let kv = kv.ok_or_else(|| {
-        Unsupported::new("multiplies Q of f16 or bf16 with keys and values of its type or in codes of one format, from Ampere on")
+        Unsupported::new(
+            "multiplies Q of f16 or bf16 with keys and values of its type or in codes of one format, from Ampere on",
+        )
     })?;
     if !op.q.aligned || !op.k.rows.aligned || !op.v.rows.aligned {
         return Err(Unsupported::new("reads Q, K and V whose rows begin at multiples of what it loads at once"));

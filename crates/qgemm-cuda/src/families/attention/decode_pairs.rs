@@ -7,7 +7,9 @@ use std::sync::Arc;
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::DType;
 use qgemm_hal::abi::AttentionPointers;
-use qgemm_hal::{AttentionSpec, CheckedAttention, HalError, KernelDType, KvFormat, KvFormats, KvRows, Operands, Paging, Variant};
+use qgemm_hal::{
+    AttentionSpec, CheckedAttention, HalError, KernelDType, KvFormat, KvFormats, KvRows, Operands, Paging, Variant,
+};
 
 use super::super::kernel_launch::{Addresses, Params};
 use super::super::launch_params::LaunchParams;

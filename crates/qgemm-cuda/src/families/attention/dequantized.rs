@@ -12,8 +12,8 @@ use qgemm_formats::DType;
 use qgemm_hal::abi::AttentionPlainKv;
 use qgemm_hal::{
     AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, AttentionStep, CheckedAttention, DeviceInfo,
-    Geometry, HalError, HeadRows, KernelId, KvAddressing, KvFormat, KvFormats, KvRows, LaunchSequence, LaunchStep, Operand,
-    Operands, Paging, Placed, Spec, Unsupported, Variant, WorkspaceLayout,
+    Geometry, HalError, HeadRows, KernelId, KvAddressing, KvFormat, KvFormats, KvRows, LaunchSequence, LaunchStep,
+    Operand, Operands, Paging, Placed, Spec, Unsupported, Variant, WorkspaceLayout,
 };
 
 use super::super::kernel_launch::{Addresses, KernelLaunch, MakeKernel, Params};

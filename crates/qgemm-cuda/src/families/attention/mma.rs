@@ -7,7 +7,8 @@ use std::ops::ControlFlow;
 use qgemm_formats::DType;
 use qgemm_hal::{
     AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, CheckedAttention, Device, DeviceInfo, Family,
-    Geometry, HalError, KernelDType, KernelId, KvFormat, KvFormats, LaunchSequence, Operand, Spec, Unsupported, Variant,
+    Geometry, HalError, KernelDType, KernelId, KvFormat, KvFormats, LaunchSequence, Operand, Spec, Unsupported,
+    Variant,
 };
 
 use super::super::kernel_launch::{KernelLaunch, MakeKernel, load};
@@ -23,18 +24,8 @@ use crate::spec::KernelSpec;
 pub(super) const NAME: &str = "attention_mma";
 /// Supported head dimensions (Q and K, V). Others are
 /// padded to the next pair.
-const DIMS: [(u32, u32); 10] = [
-    (64, 64),
-    (80, 80),
-    (96, 96),
-    (128, 128),
-    (192, 128),
-    (192, 192),
-    (256, 256),
-    (320, 256),
-    (512, 256),
-    (512, 512),
-];
+const DIMS: [(u32, u32); 10] =
+    [(64, 64), (80, 80), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256), (320, 256), (512, 256), (512, 512)];
 /// Value features of a CTA: its accumulators are 128 registers, on
 /// Volta 96 beside those of keys in flight.
 const MOST_SLICE: u32 = 256;
@@ -121,7 +112,8 @@ fn kernels(dtype: DType, is_masked: bool, variant: Variant) -> impl Iterator<Ite
     let of_dims = move |dims| {
         let spec = attend_spec(dtype, dims, is_masked, variant);
         // Large heads have half the queries where shared memory is small.
-        let fewer = (spec.qk > 320 && variant >= Variant::Sm80).then(|| AttentionSpec { rows: spec.rows / 2, ..spec });
+        let fewer =
+            (spec.qk > 320 && variant >= Variant::Sm80).then_some(AttentionSpec { rows: spec.rows / 2, ..spec });
         [Some(spec), fewer].into_iter().flatten()
     };
     let all = DIMS.into_iter().flat_map(of_dims);

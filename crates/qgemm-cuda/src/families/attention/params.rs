@@ -8,7 +8,8 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_formats::DType;
 use qgemm_hal::abi::{self, AttentionBits, AttentionPointers, AttentionShape, dtype_code};
 use qgemm_hal::{
-    AttentionOperand, CheckedAttention, HalError, KvAddressing, KvFormat, KvFormats, MaskBits, Operands, Paging, QueryLengths,
+    AttentionOperand, CheckedAttention, HalError, KvAddressing, KvFormat, KvFormats, MaskBits, Operands, Paging,
+    QueryLengths,
 };
 
 use super::super::kernel_launch::{Addresses, Params};

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use qgemm_hal::{
     AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, AttentionStep, CheckedAttention, Device,
-    DeviceInfo, Family, Geometry, HalError, KernelId, KvFormat, KvFormats, LaunchSequence, LaunchStep, Math, Operand, Spec,
-    Unsupported, Variant, WorkspaceLayout,
+    DeviceInfo, Family, Geometry, HalError, KernelId, KvFormat, KvFormats, LaunchSequence, LaunchStep, Math, Operand,
+    Spec, Unsupported, Variant, WorkspaceLayout,
 };
 
 use super::super::kernel_launch::{KernelLaunch, MakeKernel, Params, load};
@@ -164,7 +164,8 @@ pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
         })
     };
     let dims = || DIMS.into_iter().filter(|&dim| super::is_common(dim));
-    let attend = KvFormat::ALL.map(KvFormats::both).into_iter().flat_map(move |kv| dims().flat_map(move |dim| of_dim(kv, dim)));
+    let attend =
+        KvFormat::ALL.map(KvFormats::both).into_iter().flat_map(move |kv| dims().flat_map(move |dim| of_dim(kv, dim)));
     attend.chain([combine_spec()]).map(move |spec| source(spec, variant))
 }
 
@@ -348,8 +349,14 @@ pub(super) fn in_parts(
         launch.step::<O>(make)
     };
     let parts = config.parts as usize;
-    let attend =
-        step(attend_id, attend_spec, [op.sequences * head_ctas * row_ctas * parts, 1], threads, shared_bytes, of_attend)?;
+    let attend = step(
+        attend_id,
+        attend_spec,
+        [op.sequences * head_ctas * row_ctas * parts, 1],
+        threads,
+        shared_bytes,
+        of_attend,
+    )?;
     let workspace = WorkspaceLayout::RESERVED..config.workspace_bytes;
     let name = format!("{family}_{}_{}", op.dtype, op.kv);
     if parts == 1 {

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::DType;
 use qgemm_hal::{
-    AttentionOperand, AttentionSpec, AttentionStep, CheckedAttention, Geometry, HalError, KernelId, KvFormat, KvFormats,
-    LaunchStep, MaskBits, Operand, Operands, Spec, Unsupported, Variant,
+    AttentionOperand, AttentionSpec, AttentionStep, CheckedAttention, Geometry, HalError, KernelId, KvFormat,
+    KvFormats, LaunchStep, MaskBits, Operand, Operands, Spec, Unsupported, Variant,
 };
 
 use super::super::kernel_launch::{Addresses, KernelLaunch, MakeKernel, Params};

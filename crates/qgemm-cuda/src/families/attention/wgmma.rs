@@ -14,8 +14,8 @@ use qgemm_formats::DType;
 use qgemm_hal::abi::{AttentionPointers, dtype_code};
 use qgemm_hal::{
     AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, CheckedAttention, Device, DeviceInfo, Family,
-    Geometry, HalError, KernelDType, KernelId, KvAddressing, KvFormat, KvFormats, KvPaging, KvRows, LaunchSequence, LaunchStep,
-    Operand, Operands, Spec, Unsupported, Variant, WorkspaceLayout,
+    Geometry, HalError, KernelDType, KernelId, KvAddressing, KvFormat, KvFormats, KvPaging, KvRows, LaunchSequence,
+    LaunchStep, Operand, Operands, Spec, Unsupported, Variant, WorkspaceLayout,
 };
 
 use super::super::kernel_launch::{Addresses, KernelLaunch, MakeKernel, Params, load};
@@ -126,7 +126,8 @@ fn attend_spec(dtype: DType, tile: &Tile, step: Step) -> AttentionSpec {
     let &Tile { qk, v, warpgroups, keys, .. } = tile;
     let Step { paging, masked, bounded } = step;
     let warpgroups = if masked { warpgroups.min(MASKED_WARPGROUPS) } else { warpgroups };
-    let attend = AttentionSpec::attend(KvFormats::both(KvFormat::Plain(dtype)), [qk, v], warpgroups * WARPGROUP_ROWS, keys);
+    let attend =
+        AttentionSpec::attend(KvFormats::both(KvFormat::Plain(dtype)), [qk, v], warpgroups * WARPGROUP_ROWS, keys);
     AttentionSpec { x: KernelDType::Of(dtype), paging, masked, bounded, ..attend }
 }
 
@@ -193,8 +194,12 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
 /// dimensions, which are compiled on first use.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     let dtypes = [DType::F16, DType::BF16].into_iter().filter(move |_| variant == Variant::Sm90);
-    let of_dtype =
-        |dtype| TILES.iter().filter(|tile| super::is_common(tile.qk)).flat_map(move |tile| Step::all().map(move |step| attend_spec(dtype, tile, step)));
+    let of_dtype = |dtype| {
+        TILES
+            .iter()
+            .filter(|tile| super::is_common(tile.qk))
+            .flat_map(move |tile| Step::all().map(move |step| attend_spec(dtype, tile, step)))
+    };
     let attend: Vec<AttentionSpec> = dtypes.flat_map(of_dtype).collect();
     let masked = attend.iter().filter(|spec| spec.masked);
     let lists: BTreeSet<_> = masked.map(|spec| (spec.rows, spec.keys)).collect();
