@@ -12,11 +12,18 @@ const DEVICES: [&str; 6] = ["emu:sm70", "emu:sm75", "emu:sm80", "emu:sm89", "emu
 
 /// Slow paths: the problem, and the variants whose plans take them.
 const SLOW: &[(&str, &[&str])] = &[
-    // No tile of matrix instructions: long heads do not fit
-    // shared memory with a mask.
     ("attention decode, D 256, f16", &["sm70", "sm75"]),
+    // Codes of long heads, or of two formats, would be dequantized
+    // in front of `attention_decode`, which takes longer there.
+    ("attention decode, D 256, q8_0, bf16", &["sm89", "sm120"]),
+    ("attention decode, D 256, q8_0, f16", &["sm70", "sm75", "sm89", "sm120"]),
+    ("attention decode, D 512, f16", &["sm70", "sm75"]),
     ("attention decode, f16", &["sm70", "sm75"]),
+    ("attention decode, q8_0 and q4_0, bf16", &["sm89", "sm120"]),
+    ("attention decode, q8_0 and q4_0, f16", &["sm70", "sm75", "sm89", "sm120"]),
+    // Long heads do not fit shared memory with a mask.
     ("attention prefill, D 256, mask, f16", &["sm70", "sm75"]),
+    ("attention prefill, D 512, mask, f16", &["sm70", "sm75"]),
     // The workspace of dequantized keys grows with the batch.
     ("attention prefill, q8_0, batch-invariant, bf16", &["sm80", "sm89", "sm90", "sm120"]),
     ("attention prefill, q8_0, batch-invariant, f16", &["sm70", "sm75", "sm80", "sm89", "sm90", "sm120"]),
