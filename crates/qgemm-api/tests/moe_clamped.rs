@@ -178,39 +178,3 @@ fn wrong_numbers_and_single_outputs_are_refused() -> Result<(), Error> {
     assert!(matches!(refused, Err(Error::ActivationOfPairs { .. })), "{refused:?}");
     Ok(())
 }
-
-/// Pairs in the type of X, in whole tiles, finish in registers.
-#[test]
-fn warpgroups_finish_pairs_as_the_formula_says() -> Result<(), Error> {
-    const N: usize = 256;
-    let [gate, up] = [7, 8].map(|seed| weight(seed, N, HIDDEN, "mxfp4"));
-    let bias = values(9, 2 * N, 1.0);
-    for ctx in devices("warpgroups") {
-        let pair = ctx.load_gated(&gate, &up)?;
-        let tokens = 70;
-        let x = DType::BF16.decode(&DType::BF16.encode(&values(4, tokens * HIDDEN, 1.0)));
-        let activation = Activation::ClampedSwiglu(SWIGLU);
-        let dtype = if ctx.info().id.to_string().contains("sm70") { DType::F16 } else { DType::BF16 };
-        let problem = Problem::new(&pair, tokens).x_dtype(dtype).x_precision(XPrecision::Exact);
-        let plan = ctx.plan(&problem.bias(DType::F32).activation(activation))?;
-        let id = plan.kernel_id().map(|id| id.to_string()).unwrap_or_default();
-        assert!(!ctx.info().id.to_string().contains("sm90") || id.contains("wgmma"), "{id}");
-        let mut workspace = ctx.workspace(plan.workspace_bytes())?;
-        let (device_x, device_bias) = (ctx.upload(&dtype.encode(&x))?, ctx.upload(&bias)?);
-        let mut d = ctx.allocate(tokens * N * 2)?;
-        let args = Args::new(&device_x, &pair, &mut d).bias(&device_bias).workspace(&mut workspace);
-        plan.run(&ctx.default_stream(), args)?;
-        let got = dtype.decode(&ctx.download(&d)?);
-        let expected = x.chunks_exact(HIDDEN).flat_map(|row| {
-            let x: Vec<f64> = row.iter().map(|&v| v.into()).collect();
-            let (gates, ups) = (linear(&gate, &bias[..N], &x), linear(&up, &bias[N..], &x));
-            gates.into_iter().zip(ups).map(|(gate, up)| swiglu(gate, up)).collect::<Vec<_>>()
-        });
-        let (mut error, mut size) = (0.0, 0.0);
-        for (got, expected) in got.iter().zip(expected) {
-            (error, size) = (error + (f64::from(*got) - expected).powi(2), size + expected * expected);
-        }
-        assert!(error < 4e-6 * size, "{} {id}: {:e}", ctx.info().id, error / size);
-    }
-    Ok(())
-}

@@ -149,12 +149,18 @@ pub struct Args {
     /// cache (default: f16).
     #[arg(long, value_name = "FORMAT")]
     pub kv_format: Option<KvFormat>,
+    /// attention: format of values (default: that of keys).
+    #[arg(long, value_name = "FORMAT", requires = "kv_format")]
+    pub v_format: Option<KvFormat>,
     /// attention: with a bit mask in device memory, all bits set.
     #[arg(long)]
     pub mask_bits: bool,
     /// attention: with a sink a head.
     #[arg(long)]
     pub sinks: bool,
+    /// attention: with an output gate.
+    #[arg(long)]
+    pub output_gate: bool,
     /// Measure all of these token counts, such as `1..256` or
     /// `1..64,80..256/16`. Fails if one takes longer than a larger
     /// one, or if one more token costs more than a tile of tokens.
@@ -434,7 +440,7 @@ impl Args {
 
     /// Options that not all operations take, and whether they are
     /// given.
-    fn given(&self) -> [(&'static str, bool); 19] {
+    fn given(&self) -> [(&'static str, bool); 21] {
         [
             ("a model", self.model.is_some()),
             ("--format", self.format.is_some()),
@@ -455,6 +461,8 @@ impl Args {
             ("--kv-format", self.kv_format.is_some()),
             ("--mask-bits", self.mask_bits),
             ("--sinks", self.sinks),
+            ("--v-format", self.v_format.is_some()),
+            ("--output-gate", self.output_gate),
         ]
     }
 }

@@ -60,9 +60,15 @@ pub struct Args {
     /// attention: with a sink a head.
     #[arg(long)]
     pub sinks: bool,
+    /// attention: with an output gate.
+    #[arg(long)]
+    pub output_gate: bool,
     /// attention: format of keys and values (default: `--x-dtype`).
     #[arg(long, value_name = "FORMAT")]
     pub kv_format: Option<KvFormat>,
+    /// attention: format of values (default: that of keys).
+    #[arg(long, value_name = "FORMAT", requires = "kv_format")]
+    pub v_format: Option<KvFormat>,
     /// experts: number of experts.
     #[arg(long, default_value_t = 32)]
     pub experts: usize,

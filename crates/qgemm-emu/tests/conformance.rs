@@ -89,6 +89,16 @@ mod sm90 {
         check_group("emu:sm90", "attention_sinks");
     }
 
+    #[test]
+    fn attention_gated() {
+        check_group("emu:sm90", "attention_gated");
+    }
+
+    #[test]
+    fn attention_mixed() {
+        check_group("emu:sm90", "attention_mixed");
+    }
+
     // Gathered keys of the indexer's top-k.
     #[test]
     fn indexer_best() {

@@ -13,12 +13,18 @@ const DEVICES: [&str; 6] = ["emu:sm70", "emu:sm75", "emu:sm80", "emu:sm89", "emu
 
 /// Slow paths: the problem, and the variants whose plans take them.
 const SLOW: &[(&str, &[&str])] = &[
-    // No tile of matrix instructions: heads of 256 fit neither
-    // shared memory with a mask, nor `attention_decode`.
-    ("attention decode, D 256, bf16", &["sm80", "sm90", "sm120"]),
-    ("attention decode, D 256, f16", &["sm70", "sm75", "sm80", "sm90", "sm120"]),
+    ("attention decode, D 256, f16", &["sm70", "sm75"]),
+    // Codes of long heads, or of two formats, would be dequantized
+    // in front of `attention_decode`, which takes longer there.
+    ("attention decode, D 256, q8_0, bf16", &["sm89", "sm120"]),
+    ("attention decode, D 256, q8_0, f16", &["sm70", "sm75", "sm89", "sm120"]),
+    ("attention decode, D 512, f16", &["sm70", "sm75"]),
     ("attention decode, f16", &["sm70", "sm75"]),
+    ("attention decode, q8_0 and q4_0, bf16", &["sm89", "sm120"]),
+    ("attention decode, q8_0 and q4_0, f16", &["sm70", "sm75", "sm89", "sm120"]),
+    // Long heads do not fit shared memory with a mask.
     ("attention prefill, D 256, mask, f16", &["sm70", "sm75"]),
+    ("attention prefill, D 512, mask, f16", &["sm70", "sm75"]),
     // The workspace of dequantized keys grows with the batch.
     ("attention prefill, q8_0, batch-invariant, bf16", &["sm80", "sm89", "sm90", "sm120"]),
     ("attention prefill, q8_0, batch-invariant, f16", &["sm70", "sm75", "sm80", "sm89", "sm90", "sm120"]),
@@ -48,8 +54,13 @@ fn prefill_of(
 }
 
 /// Decoding of one query of 32 heads that share a head of keys.
-fn decode_of(ctx: &Context, dtype: DType, dim: usize) -> Result<PlanRecord, Error> {
-    ctx.explain_attention(&Attention::new(dtype, 64, 1, dim, Queries::each(1, 1), Keys::each(8192)))
+fn decode_of(
+    ctx: &Context,
+    dtype: DType,
+    dim: usize,
+    with: impl FnOnce(Attention) -> Attention,
+) -> Result<PlanRecord, Error> {
+    ctx.explain_attention(&with(Attention::new(dtype, 64, 1, dim, Queries::each(1, 1), Keys::each(8192))))
 }
 
 fn gemm(ctx: &Context, format: &str, m: usize, dtype: DType, precision: XPrecision) -> Result<PlanRecord, Error> {
@@ -77,8 +88,19 @@ const PROBLEMS: &[(&str, Explain)] = &[
     }),
     ("attention prefill, D 256", |ctx, dtype| prefill_of(ctx, dtype, 256, |attention| attention)),
     ("attention prefill, D 256, mask", |ctx, dtype| prefill_of(ctx, dtype, 256, |a| a.mask(MaskBits::of_tokens()))),
-    ("attention decode", |ctx, dtype| decode_of(ctx, dtype, 128)),
-    ("attention decode, D 256", |ctx, dtype| decode_of(ctx, dtype, 256)),
+    ("attention prefill, D 512", |ctx, dtype| prefill_of(ctx, dtype, 512, |attention| attention)),
+    ("attention prefill, D 512, mask", |ctx, dtype| prefill_of(ctx, dtype, 512, |a| a.mask(MaskBits::of_tokens()))),
+    ("attention prefill, gate", |ctx, dtype| prefill(ctx, dtype, Attention::gated)),
+    ("attention prefill, q8_0 and q4_0", |ctx, dtype| {
+        prefill(ctx, dtype, |a| a.kv_formats(KvFormat::Q8_0, KvFormat::Q4_0))
+    }),
+    ("attention decode", |ctx, dtype| decode_of(ctx, dtype, 128, |attention| attention)),
+    ("attention decode, D 256", |ctx, dtype| decode_of(ctx, dtype, 256, |attention| attention)),
+    ("attention decode, D 512", |ctx, dtype| decode_of(ctx, dtype, 512, |attention| attention)),
+    ("attention decode, D 256, q8_0", |ctx, dtype| decode_of(ctx, dtype, 256, |a| a.kv_format(KvFormat::Q8_0))),
+    ("attention decode, q8_0 and q4_0", |ctx, dtype| {
+        decode_of(ctx, dtype, 128, |a| a.kv_formats(KvFormat::Q8_0, KvFormat::Q4_0))
+    }),
     ("gemm q4_k, 16 tokens", |ctx, dtype| gemm(ctx, "q4_k", 16, dtype, XPrecision::Auto)),
     ("gemm q4_k, 512 tokens", |ctx, dtype| gemm(ctx, "q4_k", 512, dtype, XPrecision::Auto)),
     ("gemm f16, 512 tokens", |ctx, dtype| gemm(ctx, "f16", 512, dtype, XPrecision::Auto)),

@@ -251,7 +251,7 @@ mod tests {
 
     use super::*;
     use crate::axis::KernelDType;
-    use crate::op::attention::{AttentionSpec, AttentionStep, KvFormat, KvPaging};
+    use crate::op::attention::{AttentionSpec, AttentionStep, KvFormat, KvFormats, KvPaging};
     use crate::op::convert::ConvertSpec;
     use crate::op::experts::{ExpertStep, ExpertStepSpec};
     use crate::op::gemm::GemmSpec;
@@ -307,7 +307,8 @@ mod tests {
                 ids.push(KernelId::new("matmul", Some(Variant::Sm80), Spec::Matmul(spec)));
             }
         }
-        for kv in KvFormat::ALL {
+        let mixed = KvFormats { k: KvFormat::Q8_0, v: KvFormat::E4M3 };
+        for kv in KvFormat::ALL.map(KvFormats::both).into_iter().chain([mixed]) {
             let spec = AttentionSpec::attend(kv, [192, 128], 64, 32);
             let of_steps = AttentionStep::ALL.iter().map(|&step| AttentionSpec { step, ..spec });
             let of_paging = KvPaging::ALL.iter().map(|&paging| AttentionSpec { paging, masked: true, ..spec });

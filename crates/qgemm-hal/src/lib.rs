@@ -45,7 +45,8 @@ pub use host_stream::{HostEvent, HostStream};
 pub use kernel_id::{KernelId, KernelIdError, Name, Spec};
 pub use mapped_file::{MappedFile, check_regular};
 pub use op::attention::{
-    Addressing, AttentionStep, HeadRows, KvAddressing, KvFormat, KvPaging, KvRows, MaskBits, Paging, QueryLengths,
+    Addressing, AttentionStep, HeadRows, KvAddressing, KvFormat, KvFormats, KvPaging, KvRows, MaskBits, Paging,
+    QueryLengths,
 };
 pub use op::expert_lists::list_parts;
 pub use op::experts::{Combine, ExpertFault, ExpertForm, ExpertStep};

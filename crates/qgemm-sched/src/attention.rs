@@ -55,8 +55,8 @@ fn cost(op: &CheckedAttention, info: &DeviceInfo, config: &AttentionConfig) -> C
 mod tests {
     use qgemm_formats::DType;
     use qgemm_hal::{
-        AttentionSpec, Device, HalError, HeadRows, KernelId, KvAddressing, KvFormat, KvRows, LaunchSequence, Math,
-        QueryLengths, Spec, Unsupported,
+        AttentionSpec, Device, HalError, HeadRows, KernelId, KvAddressing, KvFormat, KvFormats, KvRows, LaunchSequence,
+        Math, QueryLengths, Spec, Unsupported,
     };
 
     use super::*;
@@ -112,7 +112,7 @@ mod tests {
             qk_dim: 128,
             v_dim: 128,
             dtype: DType::F16,
-            kv: KvFormat::Plain(DType::F16),
+            kv: KvFormats::both(KvFormat::Plain(DType::F16)),
             q: rows,
             k: KvRows { page_stride: 0, rows },
             v: KvRows { page_stride: 0, rows },
@@ -121,6 +121,7 @@ mod tests {
             window: None,
             mask: None,
             sinks: false,
+            gate: None,
             scale: 0.1,
             soft_cap: None,
             lse: false,

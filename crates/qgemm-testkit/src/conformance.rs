@@ -34,7 +34,7 @@ macro_rules! conformance {
             quantize_formats quantize_layouts quantize_special quantize_factors
             attention_lengths attention_heads attention_masks attention_values attention_places attention_pages attention_layouts
             attention_codes attention_decode attention_bits attention_every_kernel attention_dequantized
-            attention_sinks attention_invariant
+            attention_sinks attention_gated attention_mixed attention_invariant
             norm_sizes norm_types norm_layouts norm_values norm_residual norm_quantized
             kv_append_lengths kv_append_heads kv_append_angles kv_append_layouts
             indexer_lengths indexer_heads indexer_values indexer_best indexer_layouts
@@ -124,6 +124,8 @@ const MANY_KERNELS: &[&str] = &[
     "attention_every_kernel",
     "attention_dequantized",
     "attention_sinks",
+    "attention_gated",
+    "attention_mixed",
     "matmul_every_kernel",
 ];
 /// Turns until an emulated device has run all cases of such a

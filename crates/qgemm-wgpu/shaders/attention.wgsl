@@ -2,7 +2,7 @@
 // KV head) and iterates over their visible keys, one key per
 // invocation. `attention_plain.wgsl` or `attention_codes.wgsl`
 // precedes this file and reads K and V; `attention_extra.wgsl`
-// or `attention_extra_in_place.wgsl` reads mask and sinks. Infinities
+// or `attention_extra_in_place.wgsl` reads mask, sinks and gate. Infinities
 // and NaN are detected by their bits: adapters may assume
 // finite math. Indices are clamped: no content of offsets,
 // lengths or tables makes an access go out of bounds.
@@ -30,6 +30,7 @@ struct Params {
     v_scales_base: u32,
     mask_base: u32,
     sinks_base: u32,
+    gate_base: u32,
 }
 
 var<immediate> p: Params;
@@ -46,7 +47,9 @@ const GROUP: u32 = HEADS / KV_HEADS;
 // Below every real exponent; its exp2 is 0.
 const MASKED: f32 = -3.0e38;
 const NOT_FOUND: u32 = 0xffffffffu;
-const COLUMNS: u32 = 256u;
+// Features that a vector of every invocation's sums holds.
+const PART: u32 = 4u * THREADS;
+const PARTS: u32 = COLUMNS / PART;
 
 var<workgroup> q: array<vec4<f32>, ROWS * COLUMNS / 4u>;
 var<workgroup> scores: array<f32, ROWS * THREADS>;
@@ -104,6 +107,25 @@ fn store_result(index: u32, result: vec2<f32>) {
     }
     store_half(index, halves.x);
     store_half(index + 1u, halves.y);
+}
+
+// Sigmoid of the gate of an element, 1 without a gate.
+fn gate_factor(index: u32) -> f32 {
+    if (!GATED) {
+        return 1.0;
+    }
+    let gate = element(extra_word(GATE_AT, word_of(index, DTYPE)), index, DTYPE);
+    if (is_nan_or_infinite(gate)) {
+        // 0, 1 or NaN.
+        let bits = bitcast<u32>(gate);
+        return bitcast<f32>(select(select(0x7fc00000u, 0u, bits == 0xff800000u), 0x3f800000u, bits == 0x7f800000u));
+    }
+    return 1.0 / (1.0 + exp2(clamp(gate * -1.44269504, -126.0, 126.0)));
+}
+
+// Gate factors of two adjacent elements.
+fn gate_factors(index: u32) -> vec2<f32> {
+    return vec2<f32>(gate_factor(index), gate_factor(index + 1u));
 }
 
 fn is_nan_or_infinite(value: f32) -> bool {
@@ -181,11 +203,11 @@ fn main(
     }
     let range = workgroupUniformLoad(&bounds);
 
-    // Columns 2 · thread and the next, and
-    // the same two 2 · THREADS further on.
-    var sums: array<vec4<f32>, ROWS>;
-    for (var r = 0u; r < ROWS; r++) {
-        sums[r] = vec4<f32>();
+    // Of each part, columns 2 · thread and the next,
+    // and the same two 2 · THREADS further on.
+    var sums: array<vec4<f32>, ROWS * PARTS>;
+    for (var i = 0u; i < ROWS * PARTS; i++) {
+        sums[i] = vec4<f32>();
     }
     for (var tile = range.x; tile < range.y; tile += THREADS) {
         if (MASK) {
@@ -301,23 +323,25 @@ fn main(
         }
         workgroupBarrier();
         if (RESULTS) {
-            for (var row_of_group = 0u; row_of_group < rows; row_of_group++) {
-                sums[row_of_group] *= rescale[row_of_group];
+            for (var i = 0u; i < rows * PARTS; i++) {
+                sums[i] *= rescale[i / PARTS];
             }
-            let column = thread * 2u;
-            for (var i = 0u; i < THREADS; i++) {
-                let value_rows = visible_to[i];
-                if (value_rows == 0u || column >= V_DIM) {
-                    continue;
-                }
-                var v = vec4<f32>(load_value(value_at[i] + column), 0.0, 0.0);
-                if (column + 2u * THREADS < V_DIM) {
-                    v = vec4<f32>(v.xy, load_value(value_at[i] + column + 2u * THREADS));
-                }
-                for (var row_of_group = 0u; row_of_group < ROWS; row_of_group++) {
-                    // 0 · NaN is NaN: skip masked values.
-                    if (((value_rows >> row_of_group) & 1u) == 1u) {
-                        sums[row_of_group] += scores[row_of_group * THREADS + i] * v;
+            for (var part = 0u; part < PARTS; part++) {
+                let column = part * PART + thread * 2u;
+                for (var i = 0u; i < THREADS; i++) {
+                    let value_rows = visible_to[i];
+                    if (value_rows == 0u || column >= V_DIM) {
+                        continue;
+                    }
+                    var v = vec4<f32>(load_value(value_at[i] + column), 0.0, 0.0);
+                    if (column + 2u * THREADS < V_DIM) {
+                        v = vec4<f32>(v.xy, load_value(value_at[i] + column + 2u * THREADS));
+                    }
+                    for (var row_of_group = 0u; row_of_group < ROWS; row_of_group++) {
+                        // 0 · NaN is NaN: skip masked values.
+                        if (((value_rows >> row_of_group) & 1u) == 1u) {
+                            sums[row_of_group * PARTS + part] += scores[row_of_group * THREADS + i] * v;
+                        }
                     }
                 }
             }
@@ -344,17 +368,20 @@ fn main(
             sum = sum * rescale + select(exp2(sink - most), 0.0, sink <= MASKED);
             weight *= rescale;
         }
-        var result = sums[row_of_group] * (weight * select(1.0 / sum, 0.0, sum == 0.0));
-        if (is_nan) {
-            result = bitcast<vec4<f32>>(vec4<u32>(0x7fc00000u | (thread >> 31u)));
-        }
-        let column = thread * 2u;
-        let to = p.d_base + token * D_TOKEN + head * D_HEAD + column;
-        if (RESULTS && column < V_DIM) {
-            store_result(to, result.xy);
-        }
-        if (RESULTS && column + 2u * THREADS < V_DIM) {
-            store_result(to + 2u * THREADS, result.zw);
+        for (var part = 0u; part < PARTS; part++) {
+            var result = sums[row_of_group * PARTS + part] * (weight * select(1.0 / sum, 0.0, sum == 0.0));
+            if (is_nan) {
+                result = bitcast<vec4<f32>>(vec4<u32>(0x7fc00000u | (thread >> 31u)));
+            }
+            let column = part * PART + thread * 2u;
+            let to = p.d_base + token * D_TOKEN + head * D_HEAD + column;
+            let gate = p.gate_base + token * GATE_TOKEN + head * GATE_HEAD + column;
+            if (RESULTS && column < V_DIM) {
+                store_result(to, result.xy * gate_factors(gate));
+            }
+            if (RESULTS && column + 2u * THREADS < V_DIM) {
+                store_result(to + 2u * THREADS, result.zw * gate_factors(gate + 2u * THREADS));
+            }
         }
         if (LSE && thread == 0u) {
             // As bits: constant expressions must not be infinite.

@@ -1,5 +1,5 @@
-// Quantized K and V: one factor per head (E4M3)
-// or one scale per block. No storage buffer is
+// Quantized K or V: one factor per head (E4M3)
+// or one scale per block. The other may be plain. No storage buffer is
 // left for log-sum-exps, so a launch writes
 // either results or log-sum-exps to `d`.
 
@@ -19,7 +19,7 @@ fn key_factor(kv_head: u32) -> f32 {
 }
 
 fn value_factor(kv_head: u32) -> f32 {
-    if (KV_DTYPE == KV_E4M3) {
+    if (V_DTYPE == KV_E4M3) {
         return bitcast<f32>(v_scales[p.v_scales_base + kv_head]);
     }
     return 1.0;
@@ -34,11 +34,19 @@ fn half_bytes(bits: u32) -> vec4<f32> {
     return vec4<f32>((vec4<u32>(bits) >> vec4<u32>(0u, 4u, 8u, 12u)) & vec4<u32>(15u)) - 8.0;
 }
 
-fn four_bytes(bytes: u32) -> vec4<f32> {
-    if (KV_DTYPE == KV_E4M3) {
+fn four_bytes(bytes: u32, dtype: u32) -> vec4<f32> {
+    if (dtype == KV_E4M3) {
         return e4m3_to_f32((vec4<u32>(bytes) >> vec4<u32>(0u, 8u, 16u, 24u)) & vec4<u32>(0xffu));
     }
     return signed_bytes(bytes);
+}
+
+// Byte offset of an element's code.
+fn byte_of(element: u32, dtype: u32) -> u32 {
+    if (dtype == KV_Q4_0) {
+        return element / 2u;
+    }
+    return element;
 }
 
 // Four bytes of K, unaligned.
@@ -50,14 +58,26 @@ fn key_bytes(byte: u32) -> u32 {
     return (keys[byte / 4u] >> shift) | (keys[byte / 4u + 1u] << (32u - shift));
 }
 
+// Four adjacent features of a plain key.
+fn four_keys(index: u32) -> vec4<f32> {
+    var four = vec4<f32>();
+    for (var i = 0u; i < 4u; i++) {
+        four[i] = element(keys[word_of(index + i, KV_DTYPE)], index + i, KV_DTYPE);
+    }
+    return four;
+}
+
 // Eight adjacent features of a key, without the scale.
 fn load_key(at: u32) -> Eight {
-    let byte = p.k_base + code_byte(at);
+    if (KV_DTYPE < KV_E4M3) {
+        return Eight(four_keys(p.k_base + at), four_keys(p.k_base + at + 4u));
+    }
+    let byte = p.k_base + byte_of(at, KV_DTYPE);
     let first = key_bytes(byte);
     if (KV_DTYPE == KV_Q4_0) {
         return Eight(half_bytes(first), half_bytes(first >> 16u));
     }
-    return Eight(four_bytes(first), four_bytes(key_bytes(byte + 4u)));
+    return Eight(four_bytes(first, KV_DTYPE), four_bytes(key_bytes(byte + 4u), KV_DTYPE));
 }
 
 // Scale of the block that contains an element.
@@ -75,7 +95,7 @@ fn value_scale(at: u32) -> f32 {
 fn add_products(at: u32, products: ptr<function, array<f32, ROWS>>) {
     var scale = 1.0;
     for (var column = 0u; column < QK_DIM; column += 8u) {
-        if (KV_DTYPE != KV_E4M3 && column % KV_BLOCK == 0u) {
+        if (KV_DTYPE > KV_E4M3 && column % KV_BLOCK == 0u) {
             scale = key_scale(at + column);
         }
         let k = load_key(at + column);
@@ -88,17 +108,24 @@ fn add_products(at: u32, products: ptr<function, array<f32, ROWS>>) {
 
 // Two adjacent features of a value.
 fn load_value(at: u32) -> vec2<f32> {
-    let byte = p.v_base + code_byte(at);
+    if (V_DTYPE < KV_E4M3) {
+        let index = p.v_base + at;
+        return vec2<f32>(
+            element(values[word_of(index, V_DTYPE)], index, V_DTYPE),
+            element(values[word_of(index + 1u, V_DTYPE)], index + 1u, V_DTYPE),
+        );
+    }
+    let byte = p.v_base + byte_of(at, V_DTYPE);
     let shift = byte % 4u * 8u;
     var bits = values[byte / 4u] >> shift;
-    if (KV_DTYPE == KV_Q4_0) {
+    if (V_DTYPE == KV_Q4_0) {
         return half_bytes(bits).xy * value_scale(at);
     }
     if (shift == 24u) {
         bits |= values[byte / 4u + 1u] << 8u;
     }
-    let two = four_bytes(bits).xy;
-    if (KV_DTYPE == KV_Q8_0) {
+    let two = four_bytes(bits, V_DTYPE).xy;
+    if (V_DTYPE == KV_Q8_0) {
         return two * value_scale(at);
     }
     return two;

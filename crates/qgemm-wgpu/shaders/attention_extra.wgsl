@@ -1,4 +1,4 @@
-// Mask and sinks: in a storage buffer of
+// Mask, sinks and gate: in a storage buffer of
 // their own, or bound in place of an
 // index buffer that the attention has not.
 

@@ -1,4 +1,4 @@
-// Mask and sinks, bound in place of an
+// Mask, sinks and gate, bound in place of an
 // index buffer that the attention has not:
 // no further storage buffer is available.
 

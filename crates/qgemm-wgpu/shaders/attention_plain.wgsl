@@ -39,11 +39,11 @@ fn add_products(at: u32, products: ptr<function, array<f32, ROWS>>) {
 // Two adjacent features of a value.
 fn load_value(at: u32) -> vec2<f32> {
     let index = p.v_base + at;
-    if (KV_DTYPE == F32) {
+    if (V_DTYPE == F32) {
         return vec2<f32>(bitcast<f32>(values[index]), bitcast<f32>(values[index + 1u]));
     }
     if (index % 2u == 0u) {
-        return four_halves(values[index / 2u], 0u, KV_DTYPE).xy;
+        return four_halves(values[index / 2u], 0u, V_DTYPE).xy;
     }
-    return four_halves((values[index / 2u] >> 16u) | (values[index / 2u + 1u] << 16u), 0u, KV_DTYPE).xy;
+    return four_halves((values[index / 2u] >> 16u) | (values[index / 2u + 1u] << 16u), 0u, V_DTYPE).xy;
 }

@@ -244,21 +244,19 @@ pub(crate) fn compose_dequantize(threads: u32, parts: &XParts) -> Shader {
     Shader { source, prelude }
 }
 
-/// The `attention` shader with these constants, for a
-/// cache with this scaling. A mask has a separate buffer,
+/// The `attention` shader with these constants, for keys and
+/// values of which none or some are quantized. A mask has a separate buffer,
 /// or uses the binding of an index.
 pub(crate) fn compose_attention(
     words: &[(&'static str, u32)],
     choices: &[(&'static str, bool)],
-    numbers: KvNumbers,
+    are_plain: bool,
     extra_has_buffer: bool,
 ) -> Shader {
     let extra = if extra_has_buffer { ATTENTION_EXTRA } else { ATTENTION_EXTRA_IN_PLACE };
-    match numbers {
-        KvNumbers::Plain => compose_chosen(words, choices, &[ATTENTION_PLAIN, extra, ATTENTION]),
-        KvNumbers::Factors | KvNumbers::Blocks => {
-            compose_chosen(words, choices, &[KV_CODES, ATTENTION_CODES, extra, ATTENTION])
-        }
+    match are_plain {
+        true => compose_chosen(words, choices, &[ATTENTION_PLAIN, extra, ATTENTION]),
+        false => compose_chosen(words, choices, &[KV_CODES, ATTENTION_CODES, extra, ATTENTION]),
     }
 }
 

@@ -4,7 +4,7 @@
 use qgemm_formats::DType;
 use qgemm_hal::op::attention::{HEAD_DIM_STEP, MOST_HEAD_DIM};
 use qgemm_hal::{
-    Addressing, CheckedAttention, HeadRows, KvAddressing, KvFormat, KvRows, MaskBits, Paging, QueryLengths,
+    Addressing, CheckedAttention, HeadRows, KvAddressing, KvFormat, KvFormats, KvRows, MaskBits, Paging, QueryLengths,
 };
 use qgemm_sched::Preferences;
 
@@ -114,7 +114,7 @@ pub struct KvStrides {
 #[derive(Clone, Debug)]
 pub struct Attention {
     dtype: DType,
-    kv: KvFormat,
+    kv: KvFormats,
     heads: usize,
     kv_heads: usize,
     qk_dim: usize,
@@ -131,6 +131,8 @@ pub struct Attention {
     window: Option<usize>,
     mask: Option<MaskBits>,
     sinks: bool,
+    gated: bool,
+    gate: Option<[u64; 2]>,
     scale: Option<f32>,
     soft_cap: Option<f32>,
     lse: bool,
@@ -148,7 +150,7 @@ impl Attention {
     pub fn new(dtype: DType, heads: usize, kv_heads: usize, head_dim: usize, queries: Queries, keys: Keys) -> Self {
         Self {
             dtype,
-            kv: KvFormat::Plain(dtype),
+            kv: KvFormat::Plain(dtype).into(),
             heads,
             kv_heads,
             qk_dim: head_dim,
@@ -165,6 +167,8 @@ impl Attention {
             window: None,
             mask: None,
             sinks: false,
+            gated: false,
+            gate: None,
             scale: None,
             soft_cap: None,
             lse: false,
@@ -181,8 +185,18 @@ impl Attention {
 
     /// Format of the KV cache. E4M3 has one factor per head. Q8_0 and Q4_0 have block
     /// scales. A run takes the factors or scales.
-    pub fn kv_format(mut self, format: KvFormat) -> Self {
-        self.kv = format;
+    pub fn kv_format(self, format: KvFormat) -> Self {
+        self.kv_formats(format, format)
+    }
+
+    /// Formats of keys and of values. A run takes the factors or scales of each that has
+    /// some.
+    ///
+    /// On CUDA, kernels that multiply codes take keys and values in one format. Others are
+    /// dequantized in front, or multiplied by FMA; a plan's
+    /// [record](crate::Context::explain_attention) says which.
+    pub fn kv_formats(mut self, keys: KvFormat, values: KvFormat) -> Self {
+        self.kv = KvFormats { k: keys, v: values };
         self
     }
 
@@ -210,7 +224,7 @@ impl Attention {
         self
     }
 
-    /// Alignment of the addresses of Q and D in every run, in bytes. 16 by default.
+    /// Alignment of the addresses of Q, D and the gate in every run, in bytes. 16 by default.
     pub fn alignment(mut self, bytes: usize) -> Self {
         self.alignment = bytes;
         self
@@ -303,6 +317,24 @@ impl Attention {
         self
     }
 
+    /// Output gate: `D = sigmoid(G) · (Σ exp(s_j) v_j / Σ exp(s_j))`, in f32 before the one
+    /// rounding.
+    ///
+    /// G has the shape and type of D. A run takes it
+    /// ([`AttentionArgs::gate`](crate::AttentionArgs::gate)). The log-sum-exp stays as it
+    /// is. A NaN in G makes its result NaN.
+    pub fn gated(mut self) -> Self {
+        self.gated = true;
+        self
+    }
+
+    /// Token and head strides of the output gate, in elements. `[tokens, heads, v_dim]` by
+    /// default.
+    pub fn gate_strides(mut self, token: u64, head: u64) -> Self {
+        self.gate = Some([token, head]);
+        self
+    }
+
     /// Batch-invariant results: the bits of a sequence depend neither on the number nor on
     /// the lengths of other sequences.
     ///
@@ -337,7 +369,7 @@ impl Attention {
         if !heads.is_multiple_of(kv_heads) {
             return Err(Error::HeadsNotShared { heads, kv_heads });
         }
-        check_head_dims(self.qk_dim, self.v_dim, self.kv)?;
+        check_head_dims([self.qk_dim, self.v_dim], self.kv, MOST_HEAD_DIM)?;
         let scale = self.scale.unwrap_or(1.0 / (self.qk_dim as f32).sqrt());
         for (name, got) in [("scale", scale), ("soft cap", self.soft_cap.unwrap_or(1.0))] {
             if !got.is_finite() {
@@ -352,11 +384,11 @@ impl Attention {
             let rows = HeadsOf::of_tokens(name, heads, columns, self.dtype);
             rows.check([0, token, head], [1, tokens], self.alignment).map(|kv| kv.rows)
         };
-        let of_keys = |name, strides: Option<KvStrides>, columns: usize| {
+        let of_keys = |name, strides: Option<KvStrides>, columns: usize, format| {
             let row = (kv_heads * columns) as u64;
             let natural = KvStrides { page: row * rows as u64, token: row, head: columns as u64 };
             let KvStrides { page, token, head } = strides.unwrap_or(natural);
-            HeadsOf::of_cache(name, kv_heads, columns, self.kv).check(
+            HeadsOf::of_cache(name, kv_heads, columns, format).check(
                 [page, token, head],
                 [pages, rows],
                 self.kv_alignment,
@@ -375,13 +407,14 @@ impl Attention {
             dtype: self.dtype,
             kv: self.kv,
             q: of_tokens("q", self.q, self.qk_dim)?,
-            k: of_keys("k", self.k, self.qk_dim)?,
-            v: of_keys("v", self.v, self.v_dim)?,
+            k: of_keys("k", self.k, self.qk_dim, self.kv.k)?,
+            v: of_keys("v", self.v, self.v_dim, self.kv.v)?,
             d: of_tokens("d", self.d, self.v_dim)?,
             causal: self.causal,
             window: self.window,
             mask: self.mask,
             sinks: self.sinks,
+            gate: if self.gated { Some(of_tokens("gate", self.gate, self.v_dim)?) } else { None },
             scale,
             soft_cap: self.soft_cap,
             lse: self.lse,
@@ -424,12 +457,13 @@ pub(crate) fn check_count(name: &'static str, got: usize, least: usize, most: us
     if (least..=most).contains(&got) { Ok(()) } else { Err(Error::OutOfRange { name, least, most, got }) }
 }
 
-/// Checks the head dimensions against those of kernels.
-pub(crate) fn check_head_dims(qk_dim: usize, v_dim: usize, kv: KvFormat) -> Result<(), Error> {
-    let step = kv.step().max(HEAD_DIM_STEP);
-    for (name, got) in [("features of a query", qk_dim), ("features of a value", v_dim)] {
-        if got == 0 || got > MOST_HEAD_DIM || !got.is_multiple_of(step) {
-            return Err(Error::HeadDim { name, step, most: MOST_HEAD_DIM, got });
+/// Checks the head dimensions of keys and values against those of
+/// kernels.
+pub(crate) fn check_head_dims([qk_dim, v_dim]: [usize; 2], kv: KvFormats, most: usize) -> Result<(), Error> {
+    for (name, got, format) in [("features of a query", qk_dim, kv.k), ("features of a value", v_dim, kv.v)] {
+        let step = format.step().max(HEAD_DIM_STEP);
+        if got == 0 || got > most || !got.is_multiple_of(step) {
+            return Err(Error::HeadDim { name, step, most, got });
         }
     }
     Ok(())

@@ -63,6 +63,8 @@ pub struct AttentionArgs<'a> {
     pub mask: Option<BufferRef<'a>>,
     /// Sink of each query head, for [`Attention::sinks`]: f32.
     pub sinks: Option<BufferRef<'a>>,
+    /// Output gate, of D's shape and type, for [`Attention::gated`].
+    pub gate: Option<BufferRef<'a>>,
     /// Log-sum-exp, an f32 output `[tokens, heads]`, when the
     /// attention [returns it](Attention::log_sum_exp).
     pub lse: Option<BufferMut<'a>>,
@@ -94,6 +96,7 @@ impl<'a> AttentionArgs<'a> {
             block_table: None,
             mask: None,
             sinks: None,
+            gate: None,
             lse: None,
             workspace: None,
         }
@@ -156,6 +159,12 @@ impl<'a> AttentionArgs<'a> {
     /// With the sinks of the query heads.
     pub fn sinks(mut self, sinks: impl Into<BufferRef<'a>>) -> Self {
         self.sinks = Some(sinks.into());
+        self
+    }
+
+    /// With the output gate.
+    pub fn gate(mut self, gate: impl Into<BufferRef<'a>>) -> Self {
+        self.gate = Some(gate.into());
         self
     }
 
@@ -276,30 +285,30 @@ impl Bound for CheckedAttention {
             let strides = [0, rows.token_stride, rows.head_stride];
             of(strides, [1, self.tokens, self.heads], columns, KvFormat::Plain(self.dtype), alignment)
         };
-        let of_keys = |rows: &KvRows, columns| {
-            let alignment = if rows.rows.aligned { self.kv.vector_bytes() } else { self.kv.width() };
+        let of_keys = |rows: &KvRows, columns, format: KvFormat| {
+            let alignment = if rows.rows.aligned { format.vector_bytes() } else { format.width() };
             let strides = [rows.page_stride, rows.rows.token_stride, rows.rows.head_stride];
-            of(strides, [paging.pages, paging.page_size, self.kv_heads], columns, self.kv, alignment)
+            of(strides, [paging.pages, paging.page_size, self.kv_heads], columns, format, alignment)
         };
-        let scales = |name, of: Extent| {
-            let extent = Extent::of_values(KV_SCALES, of.bytes() * 8 / self.kv.bits() / KV_BLOCK);
-            let why = "the format of the keys and values has scales of blocks";
-            Wanted::optional(name, self.kv.has_scales().then_some(extent), why)
+        let scales = |name, of: Extent, format: KvFormat| {
+            let extent = Extent::of_values(KV_SCALES, of.bytes() * 8 / format.bits() / KV_BLOCK);
+            let why = "the format has scales of blocks";
+            Wanted::optional(name, format.has_scales().then_some(extent), why)
         };
         let values = |name, element: ElementType, count, why| {
             Wanted::optional(name, used.then(|| Extent::of_values(element, count)), why)
         };
         let (word, number) = (ElementType::Int32, ElementType::from(DType::F32));
-        let factors = "the format of the keys and values has a factor a head";
+        let factors = "the format has a factor a head";
         match operand {
             O::Q => Wanted::always("q", of_tokens(&self.q, self.qk_dim)),
-            O::K => Wanted::always("k", of_keys(&self.k, self.qk_dim)),
-            O::V => Wanted::always("v", of_keys(&self.v, self.v_dim)),
+            O::K => Wanted::always("k", of_keys(&self.k, self.qk_dim, self.kv.k)),
+            O::V => Wanted::always("v", of_keys(&self.v, self.v_dim, self.kv.v)),
             O::D => Wanted::always("d", of_tokens(&self.d, self.v_dim)),
             O::KFactors => values("k factors", number, self.kv_heads, factors),
             O::VFactors => values("v factors", number, self.kv_heads, factors),
-            O::KScales => scales("k scales", of_keys(&self.k, self.qk_dim)),
-            O::VScales => scales("v scales", of_keys(&self.v, self.v_dim)),
+            O::KScales => scales("k scales", of_keys(&self.k, self.qk_dim, self.kv.k), self.kv.k),
+            O::VScales => scales("v scales", of_keys(&self.v, self.v_dim, self.kv.v), self.kv.v),
             O::QOffsets => values("q offsets", word, self.sequences + 1, "the attention finds queries by offsets"),
             O::KvOffsets => values("kv offsets", word, self.sequences + 1, "the attention finds keys by offsets"),
             O::KvLengths => values("kv lengths", word, self.sequences, "keys are as many as lengths say"),
@@ -308,6 +317,10 @@ impl Bound for CheckedAttention {
             }
             O::Mask => values("mask", word, self.mask_words(), "the attention has a bit mask"),
             O::Sinks => values("sinks", number, self.heads, "the attention has sinks"),
+            O::Gate => {
+                let extent = self.gate.as_ref().map(|gate| of_tokens(gate, self.v_dim));
+                Wanted::optional("gate", extent, "the attention has an output gate")
+            }
             O::Lse => values("lse", number, self.tokens * self.heads, "the attention writes it"),
             O::Workspace => Wanted::workspace("the plan keeps results of parts of the keys"),
         }
@@ -354,6 +367,7 @@ impl AttentionPlan {
             (O::BlockTable, args.block_table),
             (O::Mask, args.mask),
             (O::Sinks, args.sinks),
+            (O::Gate, args.gate),
         ];
         optional.into_iter().try_for_each(|(operand, view)| run.read(operand, view))?;
         run.write(O::Lse, args.lse)?;

@@ -2,6 +2,7 @@
 //! into a [`CheckedKvAppend`].
 
 use qgemm_formats::DType;
+use qgemm_hal::op::kv_append::MOST_APPENDED_DIM;
 use qgemm_hal::{Addressing, CheckedKvAppend, HeadRows, KvFormat, KvRows, Paging};
 
 use super::rotary::Rotary;
@@ -151,7 +152,7 @@ impl KvAppend {
         let &Self { dtype, kv, heads, kv_heads, qk_dim, v_dim, positions, .. } = self;
         check_count("heads", heads, 0, MOST_HEADS)?;
         check_count("heads of keys", kv_heads, 1, MOST_HEADS)?;
-        check_head_dims(qk_dim, v_dim, kv)?;
+        check_head_dims([qk_dim, v_dim], kv.into(), MOST_APPENDED_DIM)?;
         let Addressing { tokens, .. } = addressing;
         let Paging { pages, page_size, .. } = addressing.paging();
         let of_tokens = |name, heads: usize, strides: Option<[u64; 2]>, columns: usize| {

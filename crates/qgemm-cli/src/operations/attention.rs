@@ -3,7 +3,7 @@
 use std::fmt;
 use std::num::NonZeroUsize;
 
-use qgemm_api::{Attention, AttentionArgs, Buffer, Context, DType, KvFormat, MaskBits, PlanRecord, Queries};
+use qgemm_api::{Attention, AttentionArgs, Buffer, Context, DType, KvFormat, KvFormats, MaskBits, PlanRecord, Queries};
 
 use qgemm_testkit::{AttentionCase, AttentionStorage, Selection, TestCase};
 
@@ -16,7 +16,8 @@ use crate::{explain, verify};
 pub const SHAPE: &str = "BxQxSxHxGxD: sequences x queries x keys of each x heads x KV heads x head dimension";
 
 /// Options of `bench` that apply to this operation, but not to all.
-pub const BENCH_OPTIONS: &[&str] = &["--family", "--page-size", "--kv-format", "--mask-bits", "--sinks"];
+pub const BENCH_OPTIONS: &[&str] =
+    &["--family", "--page-size", "--kv-format", "--v-format", "--mask-bits", "--sinks", "--output-gate"];
 
 /// Default shapes: sequences, queries and keys of each, heads, KV
 /// heads and head dimension.
@@ -26,7 +27,7 @@ const SHAPES: [[usize; 6]; 4] =
 /// A causal attention to measure.
 pub struct Subject {
     shape: [usize; 6],
-    kv: KvFormat,
+    kv: KvFormats,
 }
 
 impl fmt::Display for Subject {
@@ -45,6 +46,7 @@ pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
         [] => SHAPES.to_vec(),
         _ => args.shape.iter().map(|sizes| sizes.attention()).collect::<anyhow::Result<_>>()?,
     };
+    let v_format = args.v_format;
     let kinds = |shape: [usize; 6]| {
         let plain = KvFormat::Plain(args.x_dtype);
         let of_codes = [KvFormat::E4M3, KvFormat::Q8_0, KvFormat::Q4_0].into_iter();
@@ -53,7 +55,7 @@ pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
             Some(kv) => vec![kv],
             None => std::iter::once(plain).chain(of_codes).collect(),
         };
-        formats.into_iter().map(move |kv| Subject { shape, kv })
+        formats.into_iter().map(move |k| Subject { shape, kv: KvFormats { k, v: v_format.unwrap_or(k) } })
     };
     Ok(shapes.into_iter().flat_map(kinds).collect())
 }
@@ -66,8 +68,9 @@ impl Subject {
     /// KV storage and mask in tables.
     fn format(&self, args: &Args) -> String {
         let pages = args.page_size.map_or(String::new(), |size| format!(" pages={size}"));
-        let (mask, sinks) = (if args.mask_bits { " mask" } else { "" }, if args.sinks { " sinks" } else { "" });
-        format!("{}{pages}{mask}{sinks}", self.kv)
+        let options = [(args.mask_bits, " mask"), (args.sinks, " sinks"), (args.output_gate, " gate")];
+        let options: String = options.into_iter().filter(|(given, _)| *given).map(|(_, name)| name).collect();
+        format!("{}{pages}{options}", self.kv)
     }
 }
 
@@ -107,21 +110,28 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
     let dtype: DType = args.x_dtype;
     let places = keys_of(sequences, keys, args.page_size);
     let attention = Attention::new(dtype, heads, kv_heads, dim, Queries::each(sequences, queries), places)
-        .kv_format(subject.kv)
+        .kv_formats(subject.kv.k, subject.kv.v)
         .causal();
     let attention = if args.mask_bits { attention.mask(MaskBits::of_tokens()) } else { attention };
     let attention = if args.sinks { attention.sinks() } else { attention };
+    let attention = if args.output_gate { attention.gated() } else { attention };
     let plan = ctx.plan_attention(&args.family.iter().fold(attention, Attention::family))?;
     let rows = args.page_size.map_or(keys, |size| keys.next_multiple_of(size.get()));
-    let of_keys = numbers(subject.kv, sequences * rows * kv_heads * dim);
-    let places: Vec<usize> = (0..copies(ctx, 2 * of_keys.len())).collect();
-    let upload = |_: &usize| Ok::<_, qgemm_api::Error>((ctx.upload(&of_keys)?, ctx.upload(&of_keys)?));
+    let [of_keys, of_values] =
+        [subject.kv.k, subject.kv.v].map(|format| numbers(format, sequences * rows * kv_heads * dim));
+    let places: Vec<usize> = (0..copies(ctx, of_keys.len() + of_values.len())).collect();
+    let upload = |_: &usize| Ok::<_, qgemm_api::Error>((ctx.upload(&of_keys)?, ctx.upload(&of_values)?));
     let kv: Vec<(Buffer, Buffer)> = places.iter().map(upload).collect::<Result<_, _>>()?;
     let of_queries = sequences * queries * heads * dim;
     let q = ctx.upload(&numbers(KvFormat::Plain(dtype), of_queries))?;
     let factors = ctx.upload(&vec![1.0f32; kv_heads])?;
-    let scale_count = subject.kv.scale_bytes_of(sequences * rows * kv_heads * dim) / DType::F16.bytes();
-    let scales = ctx.upload(&DType::F16.encode(&vec![1.0 / 64.0; scale_count]))?;
+    let upload_scales = |format: KvFormat| {
+        let count = format.scale_bytes_of(sequences * rows * kv_heads * dim) / DType::F16.bytes();
+        ctx.upload(&DType::F16.encode(&vec![1.0 / 64.0; count]))
+    };
+    let (k_scales, v_scales) = (upload_scales(subject.kv.k)?, upload_scales(subject.kv.v)?);
+    let gates = if args.output_gate { of_queries } else { 0 };
+    let gate = ctx.upload(&numbers(KvFormat::Plain(dtype), gates))?;
     let of_pages = args.page_size.map(|size| paging(ctx, sequences, keys, size)).transpose()?;
     let words = if args.mask_bits { sequences * queries * MaskBits::words(keys) } else { 0 };
     let mask = ctx.upload(&vec![u32::MAX; words])?;
@@ -132,11 +142,12 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
     let has_sinks = args.sinks;
     let launch = |&place: &usize| {
         let (k, v) = &kv[place];
-        let factors = subject.kv.has_factors().then(|| (&factors).into());
-        let scales = subject.kv.has_scales().then(|| (&scales).into());
         let mut args = AttentionArgs::new(&q, k, v, &mut d).workspace(&mut workspace);
-        (args.k_scales, args.v_scales) = (scales, scales);
-        (args.k_factors, args.v_factors) = (factors, factors);
+        args.k_scales = subject.kv.k.has_scales().then(|| (&k_scales).into());
+        args.v_scales = subject.kv.v.has_scales().then(|| (&v_scales).into());
+        args.k_factors = subject.kv.k.has_factors().then(|| (&factors).into());
+        args.v_factors = subject.kv.v.has_factors().then(|| (&factors).into());
+        args.gate = (gates > 0).then(|| (&gate).into());
         (args.block_table, args.kv_lengths) =
             of_pages.as_ref().map(|(table, lengths)| (table.into(), lengths.into())).unzip();
         args.mask = (words > 0).then(|| (&mask).into());
@@ -189,7 +200,9 @@ pub fn explain(args: &explain::Args, ctx: &Context, sizes: &Sizes) -> anyhow::Re
     let attention = Attention::new(args.x_dtype, heads, kv_heads, dim, queries, keys).causal();
     let attention = if args.mask_bits { attention.mask(MaskBits::of_tokens()) } else { attention };
     let attention = if args.sinks { attention.sinks() } else { attention };
-    let attention = args.kv_format.into_iter().fold(attention, Attention::kv_format);
+    let attention = if args.output_gate { attention.gated() } else { attention };
+    let formats = args.kv_format.map(|k| (k, args.v_format.unwrap_or(k)));
+    let attention = formats.into_iter().fold(attention, |attention, (k, v)| attention.kv_formats(k, v));
     let attention = if args.batch_invariant { attention.batch_invariant() } else { attention };
     Ok(ctx.explain_attention(&args.family.iter().fold(attention, Attention::family))?)
 }

@@ -1,5 +1,6 @@
 // Attention: end of a row, after its last key.
 #pragma once
+#include "attention/numbers.cuh"
 #include "attention/problem.cuh"
 
 constexpr float LOG2_E = 1.44269504f;
@@ -47,9 +48,36 @@ QG_DEVICE void store_lse(const AttentionParams& p, u64 token, u32 head, const Ro
     st_global_f32(reinterpret_cast<float*>(p.at.lse) + token * p.shape.heads + head, end.lse);
 }
 
-// Rounds eight results to the type of
-// D and stores them from `element` on.
-QG_DEVICE void store_results(const AttentionParams& p, u64 element, const float (&d)[8]) {
+// Factor of a result with an output gate.
+QG_DEVICE float sigmoid(float gate) {
+    return 1.0f / (1.0f + ex2_approx(gate * -LOG2_E));
+}
+
+// First element of a query's gate of a head.
+QG_DEVICE u64 gate_of(const AttentionParams& p, u64 token, u32 head) {
+    return token * p.at.gate_token + head * p.at.gate_head;
+}
+
+// Multiplies two adjacent results by their gate, which is
+// of 16-bit numbers and begins at `element`.
+QG_DEVICE void multiply_by_gate(const AttentionParams& p, u64 element, float& low, float& high) {
+    const u8* at = reinterpret_cast<const u8*>(p.at.gate) + element * 2;
+    const u32 pair = p.shape.flags & QG_FLAG_GATE_ALIGNED ? ld_global_stream_u32(at) : ld_global_u16(at) | ld_global_u16(at + 2) << 16;
+    const bool is_f16 = p.shape.dtype == DTYPE_F16;
+    low *= sigmoid(is_f16 ? f16_to_f32(pair & 0xffffu) : bf16_to_f32(pair & 0xffffu));
+    high *= sigmoid(is_f16 ? f16_to_f32(pair >> 16) : bf16_to_f32(pair >> 16));
+}
+
+// Stores eight results of a query of a head from
+// `column` on, times their gate, rounded to the type of D.
+QG_DEVICE void store_results(const AttentionParams& p, u64 token, u32 head, u32 column, float (&d)[8]) {
+    if (p.at.gate) {
+        float gate[8];
+        load_eight(p.at.gate, p.shape.dtype, gate_of(p, token, head) + column, p.shape.flags & QG_FLAG_GATE_ALIGNED, gate);
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) d[i] *= sigmoid(gate[i]);
+    }
+    const u64 element = token * p.at.d_token + head * p.at.d_head + column;
     u8* base = reinterpret_cast<u8*>(p.at.d);
     const bool aligned = p.shape.flags & QG_FLAG_D_ALIGNED;
     u32 words[8];

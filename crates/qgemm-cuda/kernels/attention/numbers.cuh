@@ -70,16 +70,15 @@ struct Eight {
     }
 };
 
-// Loads eight numbers of Q as f32.
-// The type of Q is a run-time value.
-QG_DEVICE void load_query(const AttentionParams& p, u64 element, float (&q)[8]) {
-    const u8* base = reinterpret_cast<const u8*>(p.at.q);
-    const bool aligned = p.shape.flags & QG_FLAG_Q_ALIGNED;
-    if (p.shape.dtype == DTYPE_F32) {
+// Loads eight numbers as f32.
+// Their type is a run-time value.
+QG_DEVICE void load_eight(u64 address, u32 dtype, u64 element, bool aligned, float (&q)[8]) {
+    const u8* base = reinterpret_cast<const u8*>(address);
+    if (dtype == DTYPE_F32) {
         const auto eight = Eight<DTYPE_F32>::load(base + element * 4, aligned);
 #pragma unroll
         for (u32 i = 0; i < 8; i++) q[i] = Eight<DTYPE_F32>::number(eight, i);
-    } else if (p.shape.dtype == DTYPE_F16) {
+    } else if (dtype == DTYPE_F16) {
         const auto eight = Eight<DTYPE_F16>::load(base + element * 2, aligned);
 #pragma unroll
         for (u32 i = 0; i < 8; i++) q[i] = Eight<DTYPE_F16>::number(eight, i);
@@ -88,4 +87,9 @@ QG_DEVICE void load_query(const AttentionParams& p, u64 element, float (&q)[8]) 
 #pragma unroll
         for (u32 i = 0; i < 8; i++) q[i] = Eight<DTYPE_BF16>::number(eight, i);
     }
+}
+
+// Loads eight numbers of Q as f32.
+QG_DEVICE void load_query(const AttentionParams& p, u64 element, float (&q)[8]) {
+    load_eight(p.at.q, p.shape.dtype, element, p.shape.flags & QG_FLAG_Q_ALIGNED, q);
 }

@@ -1,16 +1,16 @@
-// Split-KV combine as a separate launch: one CTA per query and
-// head. Warps take parts in turn, a lane has eight columns.
+// Split-KV combine as a separate launch: one CTA per query,
+// head and 256 value features. Warps take parts in turn, a lane has eight columns.
 // The order of additions depends only on the number of parts
 // and matches `PartSums` (attention/split_kv.cuh).
 // Several parts are loaded at once to hide latency.
 #include "attention/finish.cuh"
 #include "attention/partial_result.cuh"
 
-constexpr u32 WARPS = QG_THREADS / 32, LANE_COLUMNS = 8, AT_ONCE = 4;
+constexpr u32 WARPS = QG_THREADS / 32, LANE_COLUMNS = 8, CTA_COLUMNS = 32 * LANE_COLUMNS, AT_ONCE = 4;
 
 struct SharedStorage {
     float row_max[WARPS], row_sum[WARPS];
-    alignas(16) float sums[WARPS][32 * LANE_COLUMNS];
+    alignas(16) float sums[WARPS][CTA_COLUMNS];
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 
@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS)
     const float base = row_max == minus_infinity() ? 0.0f : row_max;
 
     float row_sum = 0.0f, sums[LANE_COLUMNS] = {};
-    const u32 c = lane * LANE_COLUMNS;
+    const u32 own_column = lane * LANE_COLUMNS, c = cta_index().y * CTA_COLUMNS + own_column;
     const bool has_columns = c < p.shape.v_dim;
     for (u32 part = first + warp; part < end; part += WARPS * AT_ONCE) {
         f32x4 row[AT_ONCE], low[AT_ONCE], high[AT_ONCE];
@@ -70,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS)
         }
     }
     if (lane == 0) st_shared(&shared.row_sum[warp], row_sum);
-    f32x4* own = reinterpret_cast<f32x4*>(&shared.sums[warp][c]);
+    f32x4* own = reinterpret_cast<f32x4*>(&shared.sums[warp][own_column]);
     st_shared(own, f32x4{sums[0], sums[1], sums[2], sums[3]});
     st_shared(own + 1, f32x4{sums[4], sums[5], sums[6], sums[7]});
     cta_barrier();
@@ -78,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS)
 #pragma unroll
     for (u32 w = 1; w < WARPS; w++) {
         row_sum += ld_shared(&shared.row_sum[w]);
-        const f32x4* theirs = reinterpret_cast<const f32x4*>(&shared.sums[w][c]);
+        const f32x4* theirs = reinterpret_cast<const f32x4*>(&shared.sums[w][own_column]);
         const f32x4 low = ld_shared(theirs), high = ld_shared(theirs + 1);
         const float others[LANE_COLUMNS] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
@@ -88,6 +88,6 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS)
     const RowEnd end_of = end_of_row(p, head, row_max, row_sum, value_factor(p, kv_head));
 #pragma unroll
     for (u32 i = 0; i < LANE_COLUMNS; i++) sums[i] *= end_of.scale;
-    if (has_columns) store_results(p, token * p.at.d_token + head * p.at.d_head + c, sums);
-    if (lane == 0) store_lse(p, token, head, end_of);
+    if (has_columns) store_results(p, token, head, c, sums);
+    if (c == 0) store_lse(p, token, head, end_of);
 }

@@ -1,7 +1,8 @@
 // Dequantizes the keys and values of a step to plain
 // rows, for attention by matrix instructions. A CTA takes
 // every `sequence_ctas`-th tile of keys of a sequence; a
-// thread takes eight features of a head. With pages, the
+// thread takes eight features of a head. Plain keys or values
+// beside quantized ones are converted alike. With pages, the
 // plain rows have a block table, too: page numbers
 // of absent pages stay invalid.
 #include "attention/numbers.cuh"
@@ -59,7 +60,13 @@ QG_DEVICE void dequantize_tile(const DequantizeParams& p, const Sequence& s, con
         const float factor = side.factors ? bits_to_f32(index_at(side.factors, head)) : 1.0f;
         const u64 plain_row = s.index * p.plain.sequence_rows + s.row + key;
         u8* to = reinterpret_cast<u8*>(side.plain) + ((plain_row * of.shape.kv_heads + head) * side.features + column) * 2;
-        if (side.format == KV_E4M3)
+        if (side.format == DTYPE_F32)
+            dequantize<DTYPE_F32>(side, element, factor, aligned, of.shape.dtype, to);
+        else if (side.format == DTYPE_F16)
+            dequantize<DTYPE_F16>(side, element, factor, aligned, of.shape.dtype, to);
+        else if (side.format == DTYPE_BF16)
+            dequantize<DTYPE_BF16>(side, element, factor, aligned, of.shape.dtype, to);
+        else if (side.format == KV_E4M3)
             dequantize<KV_E4M3>(side, element, factor, aligned, of.shape.dtype, to);
         else if (side.format == KV_Q8_0)
             dequantize<KV_Q8_0>(side, element, factor, aligned, of.shape.dtype, to);

@@ -1,7 +1,7 @@
 // FMA attention for any number of queries, with
 // split-KV. A CTA has QG_ROWS rows (queries × heads of
 // a KV head) and a part of the keys. A group of
-// QG_LANES lanes holds a key, eight features a lane.
+// QG_LANES lanes holds a key, QG_LANE_FEATURES a lane.
 // Each group has its own online softmax over every
 // GROUPS-th key; the CTA combines the groups in order.
 #include "attention/simt/mask.cuh"
@@ -60,10 +60,15 @@ extern "C" __global__ void QG_BOUNDS
         rows[r].row_max = minus_infinity();
         rows[r].row_sum = 0.0f;
 #pragma unroll
-        for (u32 i = 0; i < 8; i++) rows[r].q[i] = rows[r].sums[i] = 0.0f;
-        if (column < p.shape.qk_dim) load_query(p, token * p.at.q_token + head * p.at.q_head + column, rows[r].q);
+        for (u32 i = 0; i < FEATURES; i++) rows[r].q[i] = rows[r].sums[i] = 0.0f;
 #pragma unroll
-        for (u32 i = 0; i < 8; i++) rows[r].q[i] *= factor;
+        for (u32 e = 0; e < EIGHTS; e++) {
+            const u32 c = column + e * EIGHT_PITCH;
+            float(&eight)[8] = *reinterpret_cast<float(*)[8]>(&rows[r].q[e * 8]);
+            if (c < p.shape.qk_dim) load_query(p, token * p.at.q_token + head * p.at.q_head + c, eight);
+        }
+#pragma unroll
+        for (u32 i = 0; i < FEATURES; i++) rows[r].q[i] *= factor;
     }
 
     const u64 k_first = kv_head * p.at.k_head + column, v_first = kv_head * p.at.v_head + column;
@@ -77,11 +82,13 @@ extern "C" __global__ void QG_BOUNDS
 #else
         u32 present = 0;
 #endif
-        KvEight k[UNROLL], v[UNROLL];
+        KeyEight k[UNROLL][EIGHTS];
+        ValueEight v[UNROLL][EIGHTS];
 #pragma unroll
         for (u32 u = 0; u < UNROLL; u++) {
             const u32 key = tile + u * GROUPS + group;
-            k[u] = v[u] = KvEight::zeros();
+#pragma unroll
+            for (u32 e = 0; e < EIGHTS; e++) k[u][e] = KeyEight::zeros(), v[u][e] = ValueEight::zeros();
 #if QG_BITS
             if ((present & key_of_all(u)) == 0) continue;
             const KeyAddress at = address_of_key(p, s, key);
@@ -97,8 +104,12 @@ extern "C" __global__ void QG_BOUNDS
 #endif
             const u64 k_row = at.page * p.at.k_page + at.row * p.at.k_token;
             const u64 v_row = at.page * p.at.v_page + at.row * p.at.v_token;
-            if (column < p.shape.qk_dim) k[u] = KvEight::load(p.at.k, p.at.k_scales, k_first + k_row, aligned);
-            if (column < p.shape.v_dim) v[u] = KvEight::load(p.at.v, p.at.v_scales, v_first + v_row, aligned);
+#pragma unroll
+            for (u32 e = 0; e < EIGHTS; e++) {
+                const u32 further = e * EIGHT_PITCH, c = column + further;
+                if (c < p.shape.qk_dim) k[u][e] = KeyEight::load(p.at.k, p.at.k_scales, k_first + k_row + further, aligned);
+                if (c < p.shape.v_dim) v[u][e] = ValueEight::load(p.at.v, p.at.v_scales, v_first + v_row + further, aligned);
+            }
         }
 #if QG_BITS
         const bool all_visible = ballot(present != ALL_KEYS) == 0;
@@ -114,10 +125,13 @@ extern "C" __global__ void QG_BOUNDS
 
 #pragma unroll
     for (u32 r = 0; r < QG_ROWS; r++) {
-        f32x4* to = reinterpret_cast<f32x4*>(&shared.sums[group][r][column]);
-        const float(&sums)[8] = rows[r].sums;
-        st_shared(to, {sums[0], sums[1], sums[2], sums[3]});
-        st_shared(to + 1, {sums[4], sums[5], sums[6], sums[7]});
+#pragma unroll
+        for (u32 e = 0; e < EIGHTS; e++) {
+            f32x4* to = reinterpret_cast<f32x4*>(&shared.sums[group][r][column + e * EIGHT_PITCH]);
+            const float(&sums)[8] = *reinterpret_cast<const float(*)[8]>(&rows[r].sums[e * 8]);
+            st_shared(to, {sums[0], sums[1], sums[2], sums[3]});
+            st_shared(to + 1, {sums[4], sums[5], sums[6], sums[7]});
+        }
         if (column == 0) {
             st_shared(&shared.row_max[group][r], rows[r].row_max);
             st_shared(&shared.row_sum[group][r], rows[r].row_sum);

@@ -8,6 +8,7 @@
 #include "attention/qk.cuh"
 #include "attention/sm70/prefill_not_finite.cuh"
 #include "attention/sm70/prefill_rows.cuh"
+#include "attention/value_slice.cuh"
 
 // Occupancy bound where ptxas would
 // otherwise aim for one more CTA per SM and
@@ -38,7 +39,8 @@ extern "C" __global__ void QG_BOUNDS
     const KeyRange keys = visible_keys_of(p, s, first_query, last_query);
     const KeyRange visible_to_all = {visible_keys(p, s, last_query).first, visible_keys(p, s, first_query).end};
     const u8* k_base = reinterpret_cast<const u8*>(p.at.k) + kv_head * p.at.k_head * 2;
-    const u8* v_base = reinterpret_cast<const u8*>(p.at.v) + kv_head * p.at.v_head * 2;
+    const u32 features = features_of_cta(p);
+    const u8* v_base = reinterpret_cast<const u8*>(p.at.v) + (kv_head * p.at.v_head + first_feature()) * 2;
 #if QG_BITS
     const MaskedRows mask_rows = {s, head, first_query, last_query, keys.end};
 #endif
@@ -84,7 +86,7 @@ extern "C" __global__ void QG_BOUNDS
     for (; tile < keys.end; tile = next) {
         KeyCopy::end(key_copy, shared.k);
         wait_for_copies();
-        ValueCopy::begin(value_copy, p, s, v_base, p.at.v_page, p.at.v_token, p.shape.v_dim, tile, keys, shared.v);
+        ValueCopy::begin(value_copy, p, s, v_base, p.at.v_page, p.at.v_token, features, tile, keys, shared.v);
 
         float scores[ROW_TILES * KEY_TILES][TILE_SUMS] = {};
         multiply_keys(scores, operands);
@@ -203,7 +205,7 @@ extern "C" __global__ void QG_BOUNDS
 #else
                     const bool is_visible = key >= visible[row].first && key < visible[row].end;
 #endif
-                    if (!is_visible || column >= p.shape.v_dim) continue;
+                    if (!is_visible || column >= features) continue;
                     const u32 half = ld_global_u16(from + column * 2);
                     if (!is_finite(half)) sums[n][i] += QG_KV == DTYPE_BF16 ? bf16_to_f32(half) : f16_to_f32(half);
                 }
@@ -220,15 +222,18 @@ extern "C" __global__ void QG_BOUNDS
         if (query > last_query) continue;
         const RowEnd end = end_of_row(p, head, row_max[own], row_sum[own], 1.0f);
         const u64 token = s.token + query;
-        u8* row = d + (token * p.at.d_token + head * p.at.d_head) * 2;
+        const u64 gate = gate_of(p, token, head) + first_feature();
+        u8* row = d + (token * p.at.d_token + head * p.at.d_head + first_feature()) * 2;
 #pragma unroll
         for (u32 tile = 0; tile < FEATURE_TILES; tile++) {
 #pragma unroll
             for (u32 first = 0; first < TILE_SUMS; first += 4) {
                 const u32 n = own / 2 * FEATURE_TILES + tile, i = own % 2 * 2 + first;
                 const u32 column = Fragments::feature_of(n, i, lane);
-                if (column >= p.shape.v_dim) continue;
-                const u32 pair = rounded_pair(sums[n][i] * end.scale, sums[n][i + 1] * end.scale);
+                if (column >= features) continue;
+                float low = sums[n][i] * end.scale, high = sums[n][i + 1] * end.scale;
+                if (p.at.gate) multiply_by_gate(p, gate + column, low, high);
+                const u32 pair = rounded_pair(low, high);
                 if (p.shape.flags & QG_FLAG_D_ALIGNED) {
                     st_global_u32(row + column * 2, pair);
                 } else {
@@ -237,7 +242,8 @@ extern "C" __global__ void QG_BOUNDS
                 }
             }
         }
-        if ((lane & (Fragments::SAME_ROWS[0] | Fragments::SAME_ROWS[1])) == 0) store_lse(p, token, head, end);
+        const bool is_first = (lane & (Fragments::SAME_ROWS[0] | Fragments::SAME_ROWS[1])) == 0;
+        if (is_first && first_feature() == 0) store_lse(p, token, head, end);
     }
 #if QG_VARIANT >= 80
     // Without keys, the copy of Q is still in flight.

@@ -410,7 +410,7 @@ struct AttentionShape {
     u32 page_size;  // Rows of a page.
     u32 table_width;  // Columns of the block table; 0 without one.
     u32 window;  // Sliding window: maximum visible keys; 2^32 - 1 without a window.
-    u32 flags;  // `FLAG_` constants: `CAUSAL`, `SOFT_CAP`, `Q_OFFSETS`, `KV_OFFSETS`, `KV_LENGTHS`, `LSE`, `Q_ALIGNED`, `KV_ALIGNED`, `D_ALIGNED`.
+    u32 flags;  // `FLAG_` constants: `CAUSAL`, `SOFT_CAP`, `Q_OFFSETS`, `KV_OFFSETS`, `KV_LENGTHS`, `LSE`, `Q_ALIGNED`, `KV_ALIGNED`, `D_ALIGNED`, `GATE_ALIGNED`.
     u32 dtype;  // Element type of Q and D (0 = f32, 1 = f16, 2 = bf16).
     float factor;  // Scale of q · k: for the soft cap's tanh, or for the base-2 exponent.
     float soft_cap;  // Soft cap, for the base-2 exponent.
@@ -460,7 +460,10 @@ struct AttentionPointers {
     u32 row_ctas;  // CTAs for the rows of a sequence and KV head.
     u32 page_shift;  // log2 of the rows of a page; 32 if they are not a power of two.
     u64 sinks;  // Sink of each query head; 0 without sinks.
-}; static_assert(sizeof(AttentionPointers) == 216, "layout");
+    u64 gate;  // Output gate; 0 without one.
+    u64 gate_token;  // Stride between tokens of the gate.
+    u64 gate_head;  // Stride between heads of the gate.
+}; static_assert(sizeof(AttentionPointers) == 240, "layout");
 static_assert(QG_OFFSET_OF(AttentionPointers, k) == 8, "layout");
 static_assert(QG_OFFSET_OF(AttentionPointers, v) == 16, "layout");
 static_assert(QG_OFFSET_OF(AttentionPointers, k_factors) == 24, "layout");
@@ -489,6 +492,9 @@ static_assert(QG_OFFSET_OF(AttentionPointers, part_keys) == 196, "layout");
 static_assert(QG_OFFSET_OF(AttentionPointers, row_ctas) == 200, "layout");
 static_assert(QG_OFFSET_OF(AttentionPointers, page_shift) == 204, "layout");
 static_assert(QG_OFFSET_OF(AttentionPointers, sinks) == 208, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, gate) == 216, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, gate_token) == 224, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, gate_head) == 232, "layout");
 struct AttentionBits {
     u64 address;  // The first word of the first row.
     u64 head_words;  // Words between heads; 0 when all heads share the rows.
@@ -504,7 +510,7 @@ struct AttentionPlainKv {
     u64 table;  // Block table of the plain rows: byte offset in the workspace.
     u64 sequence_rows;  // Rows of a sequence; 0 with offsets.
     u32 table_width;  // Columns of the block table; 0 without one.
-    u32 key_format;  // Format of the keys (3 = E4M3, 4 = Q8_0, 5 = Q4_0).
+    u32 key_format;  // Format of the keys (0 = f32, 1 = f16, 2 = bf16, 3 = E4M3, 4 = Q8_0, 5 = Q4_0).
     u32 value_format;  // Format of the values.
     u32 sequence_ctas;  // CTAs of a sequence.
 }; static_assert(sizeof(AttentionPlainKv) == 48, "layout");
@@ -842,6 +848,7 @@ constexpr u32 QG_FLAG_LSE = 16777216;
 constexpr u32 QG_FLAG_Q_ALIGNED = 33554432;
 constexpr u32 QG_FLAG_KV_ALIGNED = 67108864;
 constexpr u32 QG_FLAG_D_ALIGNED = 134217728;
+constexpr u32 QG_FLAG_GATE_ALIGNED = 268435456;
 constexpr u32 QG_FLAG_CENTERED = 524288;
 constexpr u32 QG_FLAG_GAMMA = 1048576;
 constexpr u32 QG_FLAG_BETA = 2097152;

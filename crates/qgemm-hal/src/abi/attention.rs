@@ -33,7 +33,8 @@ abi_struct! {
         /// Sliding window: maximum visible keys; 2^32 - 1 without a window.
         pub window: u32,
         /// `FLAG_` constants: `CAUSAL`, `SOFT_CAP`, `Q_OFFSETS`, `KV_OFFSETS`,
-        /// `KV_LENGTHS`, `LSE`, `Q_ALIGNED`, `KV_ALIGNED`, `D_ALIGNED`.
+        /// `KV_LENGTHS`, `LSE`, `Q_ALIGNED`, `KV_ALIGNED`, `D_ALIGNED`,
+        /// `GATE_ALIGNED`.
         pub flags: u32,
         /// Element type of Q and D (0 = f32, 1
         /// = f16, 2 = bf16).
@@ -109,6 +110,12 @@ abi_struct! {
         pub page_shift: u32,
         /// Sink of each query head; 0 without sinks.
         pub sinks: u64,
+        /// Output gate; 0 without one.
+        pub gate: u64,
+        /// Stride between tokens of the gate.
+        pub gate_token: u64,
+        /// Stride between heads of the gate.
+        pub gate_head: u64,
     }
 }
 
@@ -146,7 +153,8 @@ abi_struct! {
         pub sequence_rows: u64,
         /// Columns of the block table; 0 without one.
         pub table_width: u32,
-        /// Format of the keys (3 = E4M3, 4 = Q8_0, 5 = Q4_0).
+        /// Format of the keys (0 = f32, 1 = f16, 2 = bf16, 3
+        /// = E4M3, 4 = Q8_0, 5 = Q4_0).
         pub key_format: u32,
         /// Format of the values.
         pub value_format: u32,

@@ -80,6 +80,8 @@ pub const FLAG_Q_ALIGNED: u32 = 1 << 25;
 pub const FLAG_KV_ALIGNED: u32 = 1 << 26;
 /// [`AttentionShape::flags`]: vector stores of eight features of D.
 pub const FLAG_D_ALIGNED: u32 = 1 << 27;
+/// [`AttentionShape::flags`]: vector loads of eight features of the gate.
+pub const FLAG_GATE_ALIGNED: u32 = 1 << 28;
 
 /// [`NormShape::flags`]: the row mean is subtracted (LayerNorm).
 pub const FLAG_CENTERED: u32 = 1 << 19;
@@ -143,6 +145,7 @@ pub const FLAGS: &[(&str, u32)] = &[
     ("Q_ALIGNED", FLAG_Q_ALIGNED),
     ("KV_ALIGNED", FLAG_KV_ALIGNED),
     ("D_ALIGNED", FLAG_D_ALIGNED),
+    ("GATE_ALIGNED", FLAG_GATE_ALIGNED),
     ("CENTERED", FLAG_CENTERED),
     ("GAMMA", FLAG_GAMMA),
     ("BETA", FLAG_BETA),

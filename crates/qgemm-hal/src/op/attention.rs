@@ -7,7 +7,7 @@ use std::hash::{Hash, Hasher};
 
 use qgemm_formats::DType;
 
-pub use kv_format::{KV_BLOCK, KV_SCALE_BYTES, KV_SCALES, KvFormat};
+pub use kv_format::{KV_BLOCK, KV_SCALE_BYTES, KV_SCALES, KvFormat, KvFormats};
 
 use super::gemm::WorkspaceLayout;
 use super::{Operation, operands};
@@ -19,7 +19,7 @@ use crate::kernel_id::{KernelId, Spec, spec};
 /// Head dimensions are multiples of this.
 pub const HEAD_DIM_STEP: usize = 8;
 /// Largest head dimension.
-pub const MOST_HEAD_DIM: usize = 256;
+pub const MOST_HEAD_DIM: usize = 512;
 
 /// Layout of heads: feature `i` of head `h` of token `t`
 /// is element `t · token_stride + h · head_stride + i`.
@@ -208,6 +208,8 @@ impl Addressing {
 /// A sink of the head adds `exp(sink)` to both sums of weights:
 /// the denominator, and what the log-sum-exp is of.
 /// Masked keys have no effect, whatever they hold.
+/// A gate multiplies the result by its sigmoid, at the very end;
+/// the log-sum-exp stays.
 ///
 /// Lengths are clamped to [`CheckedAttention::most_keys`]. Offsets and page
 /// numbers outside an operand denote absent keys or queries.
@@ -233,8 +235,8 @@ pub struct CheckedAttention {
     pub v_dim: usize,
     /// Element type of Q and D.
     pub dtype: DType,
-    /// Format of K and V.
-    pub kv: KvFormat,
+    /// Formats of K and V.
+    pub kv: KvFormats,
     /// Q.
     pub q: HeadRows,
     /// K.
@@ -253,6 +255,9 @@ pub struct CheckedAttention {
     /// Whether each query head has a sink: a logit that joins
     /// the softmax denominator.
     pub sinks: bool,
+    /// Output gate, of D's shape and type: results are multiplied by
+    /// its sigmoid.
+    pub gate: Option<HeadRows>,
     /// Softmax scale.
     pub scale: f32,
     /// Soft cap of the scores.
@@ -293,6 +298,8 @@ operands! {
         Mask: "the mask" Read,
         /// Sink of each query head: f32.
         Sinks: "the sinks" Read,
+        /// Output gate, of D's shape.
+        Gate: "the gate" Read,
         /// The results.
         D: "d" Write,
         /// Log-sum-exp of each token and head: f32.
@@ -339,8 +346,8 @@ spec! {
         step: AttentionStep,
         /// Element type of queries.
         x: KernelDType,
-        /// Format of keys and values.
-        kv: KvFormat,
+        /// Formats of keys and values.
+        kv: KvFormats,
         /// Addressing and copying of keys and values.
         paging: KvPaging,
         /// Whether a bit mask is read.
@@ -366,7 +373,7 @@ spec! {
 impl AttentionSpec {
     /// Keys of a kernel without specialization that attends to keys
     /// and values in `kv`.
-    pub const fn attend(kv: KvFormat, [qk, v]: [u32; 2], rows: u32, keys: u32) -> Self {
+    pub const fn attend(kv: KvFormats, [qk, v]: [u32; 2], rows: u32, keys: u32) -> Self {
         Self {
             step: AttentionStep::Attend,
             x: KernelDType::Any,
@@ -486,7 +493,7 @@ impl Hash for CheckedAttention {
     fn hash<H: Hasher>(&self, state: &mut H) {
         (self.sequences, self.tokens, self.queries, self.most_keys, self.places).hash(state);
         (self.heads, self.kv_heads, self.qk_dim, self.v_dim, self.dtype, self.kv).hash(state);
-        (self.q, self.k, self.v, self.d, self.causal, self.window, self.mask, self.sinks).hash(state);
+        (self.q, self.k, self.v, self.d, self.causal, self.window, self.mask, self.sinks, self.gate).hash(state);
         (self.scale.to_bits(), self.soft_cap.map(f32::to_bits), self.lse, self.batch_invariant).hash(state);
     }
 }
@@ -499,22 +506,22 @@ impl Operation for CheckedAttention {
 
     fn operands(&self) -> Vec<AttentionOperand> {
         use AttentionOperand as O;
-        let factors = self.kv.has_factors();
         let has_table = matches!(self.places, KvAddressing::Table { .. });
         let optional = [
             (true, O::Q),
             (true, O::K),
             (true, O::V),
-            (factors, O::KFactors),
-            (factors, O::VFactors),
-            (self.kv.has_scales(), O::KScales),
-            (self.kv.has_scales(), O::VScales),
+            (self.kv.k.has_factors(), O::KFactors),
+            (self.kv.v.has_factors(), O::VFactors),
+            (self.kv.k.has_scales(), O::KScales),
+            (self.kv.v.has_scales(), O::VScales),
             (matches!(self.queries, QueryLengths::Offsets { .. }), O::QOffsets),
             (matches!(self.places, KvAddressing::Offsets { .. }), O::KvOffsets),
             (has_table || matches!(self.places, KvAddressing::Pages { lengths: true, .. }), O::KvLengths),
             (has_table, O::BlockTable),
             (self.mask.is_some(), O::Mask),
             (self.sinks, O::Sinks),
+            (self.gate.is_some(), O::Gate),
             (true, O::D),
             (self.lse, O::Lse),
         ];
@@ -533,9 +540,11 @@ impl Operation for CheckedAttention {
             KvAddressing::Offsets { rows } => (rows as f64).min(keys * self.sequences as f64),
             _ => keys * self.sequences as f64,
         };
-        let kv = keys * self.kv_heads as f64 * dims * self.kv.mean_bytes();
+        let of_key = self.qk_dim as f64 * self.kv.k.mean_bytes() + self.v_dim as f64 * self.kv.v.mean_bytes();
+        let kv = keys * self.kv_heads as f64 * of_key;
         let lse = if self.lse { rows * 4.0 } else { 0.0 };
-        rows * dims * self.dtype.bytes() as f64 + kv + lse + self.mask_words() as f64 * 4.0
+        let gated = if self.gate.is_some() { self.v_dim as f64 } else { 0.0 };
+        rows * (dims + gated) * self.dtype.bytes() as f64 + kv + lse + self.mask_words() as f64 * 4.0
     }
 
     fn macs(&self) -> f64 {
@@ -543,15 +552,16 @@ impl Operation for CheckedAttention {
     }
 
     fn describe(&self) -> String {
-        let Self { sequences, tokens, heads, kv_heads, qk_dim, v_dim, dtype, kv, mask, sinks, .. } = self;
+        let Self { sequences, tokens, heads, kv_heads, qk_dim, v_dim, dtype, kv, mask, sinks, gate, .. } = self;
         let masked = match (mask.is_some(), sinks) {
             (false, false) => "",
             (true, false) => ", with a bit mask",
             (false, true) => ", with sinks",
             (true, true) => ", with a bit mask and sinks",
         };
+        let gated = if gate.is_some() { ", gated" } else { "" };
         format!(
-            "{tokens} tokens of {sequences} sequences in {dtype}, {heads} heads of {qk_dim} and {v_dim} features over {kv_heads} in {kv}{masked}"
+            "{tokens} tokens of {sequences} sequences in {dtype}, {heads} heads of {qk_dim} and {v_dim} features over {kv_heads} in {kv}{masked}{gated}"
         )
     }
 
@@ -576,7 +586,7 @@ impl Operation for CheckedAttention {
     }
 
     fn matrix_type(&self) -> Option<DType> {
-        let has_type = !self.kv.is_plain() || self.kv == KvFormat::Plain(self.dtype);
+        let has_type = !self.kv.are_plain() || self.kv == KvFormats::both(KvFormat::Plain(self.dtype));
         (has_type && self.dtype != DType::F32).then_some(self.dtype)
     }
 

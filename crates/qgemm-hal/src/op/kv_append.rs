@@ -11,6 +11,9 @@ use super::{Operation, memory_bound, operands};
 use crate::error::Unsupported;
 use crate::kernel_id::{KernelId, Spec, spec};
 
+/// Largest head dimension of appended keys and values.
+pub const MOST_APPENDED_DIM: usize = 256;
+
 /// Pairing of rotated features within the first `dim` of a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RotaryPairs {

@@ -32,12 +32,18 @@ pub(crate) struct KvOperand {
 }
 
 impl KvOperand {
-    /// A poisoned buffer for the keys or values of a case.
+    /// A poisoned buffer for the keys or values of a case in its
+    /// format of keys.
     pub fn empty(case: &AttentionCase, columns: usize) -> Self {
-        let (kv_heads, width) = (case.heads.1, case.kv.width());
+        Self::empty_in(case, case.kv, columns)
+    }
+
+    /// A poisoned buffer for the keys or values of a case in a format.
+    fn empty_in(case: &AttentionCase, format: KvFormat, columns: usize) -> Self {
+        let (kv_heads, width) = (case.heads.1, format.width());
         let (pages, rows) = (case.pages(), case.rows());
         let page_rows = rows.checked_div(pages).unwrap_or(0);
-        let pitch = (columns + case.gap).next_multiple_of(case.kv.step());
+        let pitch = (columns + case.gap).next_multiple_of(format.step());
         let strides = match case.head_major {
             false => KvStrides {
                 page: (page_rows * kv_heads * pitch) as u64,
@@ -52,8 +58,8 @@ impl KvOperand {
         };
         let start = GUARD_BYTES + case.offset * width;
         let elements = (rows * kv_heads * pitch).saturating_sub(pitch - columns);
-        let len = case.kv.bytes_of(elements);
-        let blocks = if case.kv.has_scales() { elements / KV_BLOCK } else { 0 };
+        let len = format.bytes_of(elements);
+        let blocks = if format.has_scales() { elements / KV_BLOCK } else { 0 };
         let scales = vec![POISON; (blocks * KV_SCALE_BYTES).next_multiple_of(4)];
         let bytes = vec![POISON; (start + len + GUARD_BYTES).next_multiple_of(4)];
         let alignment = match case.offset * width {
@@ -64,31 +70,31 @@ impl KvOperand {
     }
 
     /// A buffer with values: `[row][head][column]`.
-    pub fn new(case: &AttentionCase, columns: usize, values: &[f32]) -> Self {
-        let mut operand = Self::empty(case, columns);
+    pub fn new(case: &AttentionCase, format: KvFormat, columns: usize, values: &[f32]) -> Self {
+        let mut operand = Self::empty_in(case, format, columns);
         let (kv_heads, start) = (case.heads.1, operand.range.start);
         for row in 0..case.rows() {
             for head in 0..kv_heads {
                 let first = operand.element(row, head);
                 for (i, &value) in values[(row * kv_heads + head) * columns..][..columns].iter().enumerate() {
                     let at = first + i;
-                    let byte = start + case.kv.bytes_of(at);
-                    if case.kv.has_scales() {
+                    let byte = start + format.bytes_of(at);
+                    if format.has_scales() {
                         // Rows of no sequence stay poison.
                         if value.is_nan() {
                             continue;
                         }
-                        let scale = case.block_scale(row * kv_heads + head, i / KV_BLOCK);
+                        let scale = case.block_scale(format, row * kv_heads + head, i / KV_BLOCK);
                         DType::F16.write(&mut operand.scales, at / KV_BLOCK, scale);
                         let code = (value / scale).round() as i32;
-                        operand.bytes[byte] = match (case.kv, at % 2) {
+                        operand.bytes[byte] = match (format, at % 2) {
                             (KvFormat::Q4_0, 0) => (code + 8) as u8,
                             (KvFormat::Q4_0, _) => operand.bytes[byte] | ((code + 8) as u8) << 4,
                             _ => (code as i8).cast_unsigned(),
                         };
                         continue;
                     }
-                    match case.kv {
+                    match format {
                         KvFormat::Plain(dtype) => dtype.write(&mut operand.bytes[start..], first + i, value),
                         _ => operand.bytes[start + first + i] = e4m3(value),
                     }

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use qgemm_formats::DType;
-use qgemm_hal::KvFormat;
 use qgemm_hal::op::attention::KV_BLOCK;
+use qgemm_hal::{KvFormat, KvFormats};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -93,8 +93,10 @@ pub struct AttentionCase {
     pub dims: (usize, usize),
     /// Element type of Q and D.
     pub dtype: DType,
-    /// Format of K and V.
+    /// Format of K, and of V unless that has another.
     pub kv: KvFormat,
+    /// Format of V, if not that of K.
+    pub v_format: Option<KvFormat>,
     /// Causal mask.
     pub causal: bool,
     /// Sliding window, in keys.
@@ -103,6 +105,8 @@ pub struct AttentionCase {
     pub mask: Option<AttentionMask>,
     /// Whether each query head has a sink.
     pub sinks: bool,
+    /// Whether results have an output gate.
+    pub gated: bool,
     /// Softmax scale, if given.
     pub scale: Option<f32>,
     /// Soft cap of scores.
@@ -142,10 +146,12 @@ impl AttentionCase {
             dims: (dim, dim),
             dtype,
             kv: KvFormat::Plain(dtype),
+            v_format: None,
             causal: true,
             window: None,
             mask: None,
             sinks: false,
+            gated: false,
             scale: None,
             soft_cap: None,
             lse: true,
@@ -186,6 +192,11 @@ impl AttentionCase {
     /// Most keys of a sequence.
     pub(crate) fn most_keys(&self) -> usize {
         self.lengths.iter().map(|&(_, k)| k).max().unwrap_or(0)
+    }
+
+    /// Formats of K and V.
+    pub(crate) fn formats(&self) -> KvFormats {
+        KvFormats { k: self.kv, v: self.v_format.unwrap_or(self.kv) }
     }
 
     fn rng(&self, salt: u64) -> StdRng {
@@ -281,6 +292,7 @@ impl AttentionCase {
         let mut rng = self.rng(salt);
         let is_keys = salt == 2;
         let columns = if is_keys { self.dims.0 } else { self.dims.1 };
+        let format = if is_keys { self.formats().k } else { self.formats().v };
         let width = self.heads.1 * columns;
         let mut all = vec![f32::NAN; self.rows() * width];
         let table = match self.places {
@@ -298,7 +310,7 @@ impl AttentionCase {
                 match self.values {
                     AttentionValues::NotFinite if is_keys && key + 1 == keys => to[special] = f32::NAN,
                     AttentionValues::NotFinite if !is_keys && key + 2 == keys => {
-                        to[special] = if self.kv == KvFormat::E4M3 { f32::NAN } else { f32::INFINITY };
+                        to[special] = if format == KvFormat::E4M3 { f32::NAN } else { f32::INFINITY };
                     }
                     AttentionValues::MinusInfinity if is_keys && (key % 5 == 2 || sequence % 3 == 2) => {
                         to.iter_mut().step_by(columns).for_each(|value| *value = f32::NEG_INFINITY);
@@ -312,17 +324,17 @@ impl AttentionCase {
             }
         }
         let place = |i: usize| (i / columns, i % columns / KV_BLOCK);
-        all.iter_mut().enumerate().for_each(|(i, value)| *value = self.stored(*value, place(i)));
+        all.iter_mut().enumerate().for_each(|(i, value)| *value = self.stored(format, *value, place(i)));
         all
     }
 
-    /// Rounds a number to the format of K and V.
-    fn stored(&self, value: f32, (row, block): (usize, usize)) -> f32 {
+    /// Rounds a number to a format of K or V.
+    fn stored(&self, format: KvFormat, value: f32, (row, block): (usize, usize)) -> f32 {
         let of_block = |low: f32, high: f32| {
-            let scale = self.block_scale(row, block);
+            let scale = self.block_scale(format, row, block);
             (value / scale).round().clamp(low, high) * scale
         };
-        match self.kv {
+        match format {
             KvFormat::Q8_0 => of_block(-127.0, 127.0),
             KvFormat::Q4_0 => of_block(-8.0, 7.0),
             KvFormat::Plain(dtype) => dtype.decode(&dtype.encode(&[value]))[0],
@@ -331,8 +343,8 @@ impl AttentionCase {
     }
 
     /// Scale of a block in a head's row, representable in f16.
-    pub(crate) fn block_scale(&self, row: usize, block: usize) -> f32 {
-        let step = if self.kv == KvFormat::Q4_0 { 0.5 } else { 1.0 / 32.0 };
+    pub(crate) fn block_scale(&self, format: KvFormat, row: usize, block: usize) -> f32 {
+        let step = if format == KvFormat::Q4_0 { 0.5 } else { 1.0 / 32.0 };
         step * (1.0 + ((row * 5 + block * 3) % 7) as f32 / 8.0) * self.largeness(row)
     }
 
@@ -346,6 +358,19 @@ impl AttentionCase {
         let mut rng = self.rng(6);
         let sink = |head: usize| if head % 5 == 3 { f32::NEG_INFINITY } else { 3.0 * normal(&mut rng) };
         (0..self.heads.0).map(sink).collect()
+    }
+
+    /// Output gates `[token][head][feature]`, representable in D's
+    /// type, with infinities.
+    pub(crate) fn gates(&self) -> Vec<f32> {
+        let mut rng = self.rng(7);
+        let gate = |i: usize| match i % 97 {
+            13 => f32::INFINITY,
+            31 => f32::NEG_INFINITY,
+            _ => 2.0 * normal(&mut rng),
+        };
+        let gates: Vec<f32> = (0..self.tokens() * self.heads.0 * self.dims.1).map(gate).collect();
+        self.dtype.decode(&self.dtype.encode(&gates))
     }
 
     /// Scales of the heads of keys (`salt` 4) or values (5).
@@ -381,8 +406,8 @@ impl fmt::Display for AttentionCase {
             write!(f, "/{v}")?;
         }
         write!(f, " {}", self.dtype)?;
-        if self.kv != KvFormat::Plain(self.dtype) {
-            write!(f, " kv={}", self.kv)?;
+        if self.formats() != KvFormat::Plain(self.dtype).into() {
+            write!(f, " kv={}", self.formats())?;
         }
         match self.places {
             AttentionStorage::Each => {}
@@ -400,6 +425,7 @@ impl fmt::Display for AttentionCase {
             (self.batch_invariant, "invariant"),
             (self.head_major, "head-major"),
             (self.sinks, "sinks"),
+            (self.gated, "gated"),
             (self.every_kernel, "every kernel"),
         ];
         for (_, name) in flags.iter().filter(|(on, _)| *on) {

@@ -23,7 +23,7 @@ pub(super) const GROUPS: &[Cases<AttentionCase>] = &[
     ),
     group(
         "attention_decode",
-        "caches in codes and few queries: parts, groups of heads of every size, large scales",
+        "few queries: caches in codes, long heads, parts, groups of heads of every size, large scales",
         decode,
     ),
     group(
@@ -38,6 +38,16 @@ pub(super) const GROUPS: &[Cases<AttentionCase>] = &[
         dequantized,
     ),
     group("attention_sinks", "sinks: every kernel, parts of the keys, queries without keys, masks, codes", sinks),
+    group(
+        "attention_gated",
+        "output gates: every kernel, parts of the keys, queries without keys, sinks, codes",
+        gated,
+    ),
+    group(
+        "attention_mixed",
+        "keys and values in two formats: every pair, place and kernel, with masks, NaN and sinks",
+        mixed,
+    ),
     group("attention_invariant", "bits of a sequence do not depend on the others", invariant),
 ];
 
@@ -77,8 +87,23 @@ fn lengths() -> Vec<AttentionCase> {
 
 fn heads() -> Vec<AttentionCase> {
     let mut cases = Vec::new();
-    let dims =
-        [(64, 64), (80, 80), (96, 96), (128, 128), (192, 128), (256, 256), (8, 8), (72, 40), (120, 136), (200, 248)];
+    let dims = [
+        (64, 64),
+        (80, 80),
+        (96, 96),
+        (128, 128),
+        (192, 128),
+        (256, 256),
+        (8, 8),
+        (72, 40),
+        (120, 136),
+        (200, 248),
+        (320, 256),
+        (512, 512),
+        (264, 392),
+        (512, 64),
+        (192, 192),
+    ];
     for (i, dims) in dims.into_iter().enumerate() {
         for (j, lengths) in [&[(1, 70), (1, 33)], &[(40, 90), (40, 40)]].into_iter().enumerate() {
             let heads = [(2, 2), (4, 1), (3, 1)][(i + j) % 3];
@@ -176,7 +201,7 @@ fn places() -> Vec<AttentionCase> {
 /// Pages that are key tiles, parts of tiles or several tiles.
 /// Some share pieces with tiles, others do not.
 fn pages() -> Vec<AttentionCase> {
-    let all_dims = [(64, 64), (128, 128), (192, 128), (256, 256), (80, 40)];
+    let all_dims = [(64, 64), (128, 128), (192, 128), (256, 256), (80, 40), (512, 512), (320, 256)];
     let all_values = [AttentionValues::Normal, AttentionValues::BadPages, AttentionValues::NotFinite];
     let mut cases = Vec::new();
     for (i, size) in [1, 5, 8, 16, 24, 32, 48, 64, 100, 128, 272].into_iter().enumerate() {
@@ -187,7 +212,7 @@ fn pages() -> Vec<AttentionCase> {
             cases.push(AttentionCase {
                 places: AttentionStorage::Paged(size),
                 values,
-                dims: all_dims[(i + 2 * j) % 5],
+                dims: all_dims[(i + 2 * j) % 7],
                 causal: (i + j) % 3 != 0,
                 window: ((i + j) % 4 == 1).then_some(50),
                 soft_cap: ((i + j) % 4 == 2).then_some(20.0),
@@ -285,6 +310,26 @@ fn decode() -> Vec<AttentionCase> {
             }
         }
     }
+    // Long heads.
+    for (i, dims) in [(256, 256), (512, 512), (320, 256), (200, 136), (512, 256)].into_iter().enumerate() {
+        let dtype = types(i % 2);
+        let of =
+            |lengths: &[(usize, usize)], heads| AttentionCase { dims, ..AttentionCase::new(lengths, heads, 8, dtype) };
+        let mask = AttentionMask { bits: MaskBits::of_tokens(), pattern: MaskPattern::Random };
+        cases.push(AttentionCase { every_kernel: true, ..of(&[(1, 1100), (1, 70)], (8, 1)) });
+        cases.push(AttentionCase {
+            places: AttentionStorage::Paged(16),
+            values: AttentionValues::BadPages,
+            window: Some(40),
+            ..of(&[(4, 150), (4, 4)], (8, 2))
+        });
+        cases.push(AttentionCase {
+            values: AttentionValues::NotFinite,
+            gap: 8,
+            ..of(&[(3, 130), (2, 65), (1, 0)], (3, 1))
+        });
+        cases.push(AttentionCase { mask: Some(mask), causal: false, ..of(&[(3, 80), (3, 33)], (6, 2)) });
+    }
     // So many sequences that one has splits of thousands of keys;
     // heads form pairs.
     let mut lengths = vec![(1, 5); 66];
@@ -347,7 +392,8 @@ fn bits() -> Vec<AttentionCase> {
     }
     // Masked tiles and masked groups of many tiles; other head
     // dimensions; split-KV.
-    for (i, dims) in [(64, 64), (128, 128), (192, 128), (256, 256), (80, 96), (40, 8)].into_iter().enumerate() {
+    let all_dims = [(64, 64), (128, 128), (192, 128), (256, 256), (80, 96), (40, 8), (512, 512), (320, 256)];
+    for (i, dims) in all_dims.into_iter().enumerate() {
         for (j, lengths) in [[(3, 2500)], [(70, 2300)]].into_iter().enumerate() {
             let pattern = [MaskPattern::Documents(33), MaskPattern::Tree][(i + j) % 2];
             let mask = Some(AttentionMask { bits: MaskBits::of_tokens(), pattern });
@@ -397,7 +443,7 @@ fn dequantized() -> Vec<AttentionCase> {
             cases.push(AttentionCase {
                 kv,
                 places,
-                dims: [(128, 128), (64, 96), (192, 128), (256, 256)][(i + 2 * j) % 4],
+                dims: [(128, 128), (64, 96), (192, 128), (256, 256), (512, 512)][(i + 2 * j) % 5],
                 values: if is_paged && j != 1 { AttentionValues::BadPages } else { AttentionValues::Normal },
                 window: ((i + j) % 4 == 1).then_some(50),
                 soft_cap: ((i + j) % 4 == 2).then_some(20.0),
@@ -458,6 +504,100 @@ fn sinks() -> Vec<AttentionCase> {
     numbered(cases)
 }
 
+fn gated() -> Vec<AttentionCase> {
+    let lengths: [&[(usize, usize)]; 5] = [
+        &[(1, 70), (1, 0), (1, 1)],
+        &[(1, 1100), (1, 300)],
+        &[(3, 40), (3, 2)],
+        &[(40, 90), (0, 9), (20, 5)],
+        &[(130, 260)],
+    ];
+    let mut cases = Vec::new();
+    for (i, lengths) in lengths.into_iter().enumerate() {
+        for (j, dims) in [(64, 64), (128, 128), (192, 96), (512, 512)].into_iter().enumerate() {
+            let case = AttentionCase::new(lengths, [(8, 2), (6, 6), (8, 1)][(i + j) % 3], 64, types(i + j));
+            let is_each = case.places == AttentionStorage::Each;
+            let codes = [KvFormat::Q8_0, KvFormat::E4M3][i % 2];
+            cases.push(AttentionCase {
+                kv: if (i + j) % 4 == 3 { codes } else { case.kv },
+                dims,
+                places: if i == 1 && j % 2 == 1 { AttentionStorage::Paged(16) } else { case.places },
+                causal: i != 2,
+                // wgpu has one buffer for either.
+                sinks: is_each && j == 1,
+                lse: (i + j) % 2 == 0,
+                gap: [0, 3, 8][(i + j) % 3],
+                offset: [0, 1][i % 2],
+                gated: true,
+                // Of a plan that is refused there are no kernels.
+                every_kernel: (i + j) % 4 != 3,
+                ..case
+            });
+        }
+    }
+    // Aligned, so that every kernel serves it.
+    for (i, lengths) in [[(130, 260)], [(2, 700)]].into_iter().enumerate() {
+        for dims in [(64, 64), (128, 128), (256, 256), (320, 256)] {
+            let case = AttentionCase::new(&lengths, (4, 2), 64, types(i));
+            cases.push(AttentionCase { dims, gated: true, every_kernel: true, ..case });
+        }
+    }
+    numbered(cases)
+}
+
+fn mixed() -> Vec<AttentionCase> {
+    let formats =
+        [KvFormat::Plain(DType::F16), KvFormat::E4M3, KvFormat::Q8_0, KvFormat::Q4_0, KvFormat::Plain(DType::BF16)];
+    let pairs = formats.into_iter().flat_map(|k| formats.map(|v| (k, v))).filter(|(k, v)| k != v);
+    let places = [
+        AttentionStorage::Paged(16),
+        AttentionStorage::Lengths(3),
+        AttentionStorage::Paged(5),
+        AttentionStorage::Offsets,
+    ];
+    let mut cases = Vec::new();
+    for (i, (kv, v_format)) in pairs.enumerate() {
+        for (j, lengths) in [&[(1, 300), (1, 40)][..], &[(40, 70), (40, 130)]].into_iter().enumerate() {
+            let case = AttentionCase::new(lengths, [(8, 2), (3, 1)][i % 2], 64, types((i + j) % 3));
+            let places = places[(i + j) % 4];
+            let mask = AttentionMask { bits: MaskBits::of_tokens(), pattern: MaskPattern::Documents(40) };
+            let (has_mask, is_gated) = (i % 5 == 1, i % 5 == 2);
+            cases.push(AttentionCase {
+                kv,
+                v_format: Some(v_format),
+                places,
+                ragged: places == AttentionStorage::Offsets,
+                dims: [(64, 64), (128, 64), (96, 160), (256, 256)][(i + j) % 4],
+                window: (i % 4 == 3).then_some(33),
+                soft_cap: (i % 7 == 5).then_some(20.0),
+                mask: has_mask.then_some(mask),
+                sinks: i % 5 == 3,
+                gated: is_gated,
+                head_major: i % 3 == 1 && matches!(places, AttentionStorage::Paged(_)),
+                gap: 32 * (j % 2),
+                lse: (i + j) % 2 == 0,
+                // wgpu may refuse these: of a refused plan there are no kernels.
+                every_kernel: !has_mask && !is_gated && i % 5 != 3,
+                ..case
+            });
+        }
+    }
+    // NaN in keys and values that some queries do not see; long heads.
+    for (kv, v_format) in [(KvFormat::E4M3, KvFormat::Plain(DType::F16)), (KvFormat::Plain(DType::F16), KvFormat::E4M3)]
+    {
+        for lengths in [[(70, 100), (70, 70)], [(2, 90), (2, 9)]] {
+            let case = AttentionCase::new(&lengths, (2, 1), 512, DType::F16);
+            let case = AttentionCase { kv, v_format: Some(v_format), every_kernel: true, ..case };
+            cases.push(AttentionCase { values: AttentionValues::NotFinite, ..case });
+        }
+    }
+    // Bits that do not depend on the other sequences.
+    let case = AttentionCase::new(&[(1, 1200), (1, 3), (1, 700)], (4, 2), 64, DType::F16);
+    let (places, v_format) = (AttentionStorage::Offsets, Some(KvFormat::Q4_0));
+    cases.push(AttentionCase { kv: KvFormat::Q8_0, v_format, places, ragged: true, batch_invariant: true, ..case });
+    numbered(cases)
+}
+
 fn every_kernel() -> Vec<AttentionCase> {
     let mut cases = Vec::new();
     let rows =
@@ -465,7 +605,7 @@ fn every_kernel() -> Vec<AttentionCase> {
     let patterns = [MaskPattern::Tree, MaskPattern::Random, MaskPattern::Documents(130), MaskPattern::Prefix];
     let places =
         [AttentionStorage::Each, AttentionStorage::Paged(16), AttentionStorage::Offsets, AttentionStorage::Paged(5)];
-    let dims = [(64, 64), (128, 128), (192, 128), (256, 256), (80, 96)];
+    let dims = [(64, 64), (128, 128), (192, 128), (256, 256), (80, 96), (512, 512), (320, 256), (512, 200)];
     let lengths: [&[(usize, usize)]; 3] = [&[(130, 300)], &[(40, 70), (20, 5), (33, 260)], &[(200, 700)]];
     for (i, dims) in dims.into_iter().enumerate() {
         for (j, places) in places.into_iter().enumerate() {

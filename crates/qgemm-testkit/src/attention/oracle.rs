@@ -33,16 +33,27 @@ pub(super) fn attend(case: &AttentionCase, q: &[f32], k: &[f32], v: &[f32]) -> V
         _ => Vec::new(),
     };
     let offsets = case.q_offsets();
-    let factors = |salt| match case.kv {
+    let factors = |format, salt| match format {
         KvFormat::E4M3 => case.factors(salt),
         _ => vec![1.0; case.heads.1],
     };
     let sinks = if case.sinks { case.head_sinks() } else { vec![f32::NEG_INFINITY; case.heads.0] };
-    let inputs = Inputs { case, q, k, v, table, k_factors: factors(4), v_factors: factors(5), sinks };
+    let gates = if case.gated { case.gates() } else { Vec::new() };
+    let inputs = Inputs {
+        gates,
+        case,
+        q,
+        k,
+        v,
+        table,
+        k_factors: factors(case.formats().k, 4),
+        v_factors: factors(case.formats().v, 5),
+        sinks,
+    };
     let of_token = |token: usize| -> Vec<Option<Row>> {
         let sequence = (0..case.lengths.len()).find(|&s| (offsets[s]..offsets[s + 1]).contains(&(token as u32)));
         (0..case.heads.0)
-            .map(|head| sequence.map(|s| inputs.row(s, token, token - offsets[s] as usize, head)))
+            .map(|head| sequence.map(|s| inputs.gated_row(s, token, token - offsets[s] as usize, head)))
             .collect()
     };
     (0..case.tokens()).into_par_iter().flat_map_iter(of_token).collect()
@@ -58,9 +69,25 @@ struct Inputs<'a> {
     v_factors: Vec<f32>,
     /// Sink of each query head; −∞ without sinks.
     sinks: Vec<f32>,
+    /// Output gates; empty without.
+    gates: Vec<f32>,
 }
 
 impl Inputs<'_> {
+    /// The row times the sigmoid of its gate.
+    fn gated_row(&self, sequence: usize, token: usize, query: usize, head: usize) -> Row {
+        let mut row = self.row(sequence, token, query, head);
+        let v_dim = self.case.dims.1;
+        let gates = self.gates.chunks(v_dim).nth(token * self.case.heads.0 + head).unwrap_or_default();
+        for (i, gate) in gates.iter().enumerate() {
+            let factor = 1.0 / (1.0 + (-f64::from(*gate)).exp());
+            row.values[i] *= factor;
+            row.energy[i] *= factor * factor;
+            row.floor[i] = row.floor[i] * factor + LEAST;
+        }
+        row
+    }
+
     fn row(&self, sequence: usize, token: usize, query: usize, head: usize) -> Row {
         let case = self.case;
         let ((heads, kv_heads), (qk, v_dim)) = (case.heads, case.dims);
@@ -131,7 +158,7 @@ impl Inputs<'_> {
         let blocks = q.chunks(KV_BLOCK).enumerate();
         let of_block = |(block, q): (usize, &[f32])| {
             let sum: f64 = q.iter().map(|q| f64::from(*q)).sum();
-            OFFSET * f64::from(self.case.block_scale(row, block)) * sum.abs()
+            OFFSET * f64::from(self.case.block_scale(self.case.kv, row, block)) * sum.abs()
         };
         if self.case.kv == KvFormat::Q4_0 { blocks.map(of_block).sum() } else { 0.0 }
     }

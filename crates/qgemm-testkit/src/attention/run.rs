@@ -17,13 +17,13 @@ use crate::outcome::{Exemption, Failure, Outcome, Verdict};
 const EXEMPTIONS: &[Exemption<AttentionCase>] = &[Exemption {
     device: DeviceKind::Wgpu,
     applies: |case, _| {
-        let extra = usize::from(case.mask.is_some()) + usize::from(case.sinks);
+        let extra = usize::from(case.mask.is_some()) + usize::from(case.sinks) + usize::from(case.gated);
         let has_lengths = case.places != AttentionStorage::Each;
         let is_paged = matches!(case.places, AttentionStorage::Paged(_));
-        let free = [case.kv.is_plain(), !case.ragged, !has_lengths, !is_paged];
+        let free = [case.formats().are_plain(), !case.ragged, !has_lengths, !is_paged];
         extra > free.into_iter().filter(|is_free| *is_free).count()
     },
-    reason: "wgpu has no storage buffer for mask and sinks beside codes, their scales, offsets of queries and a block table",
+    reason: "wgpu has no storage buffer for mask, sinks and gate beside codes, their scales, offsets of queries and a block table",
 }];
 
 /// Error limit before rounding: f32 sums and, if Q is 16-bit,
@@ -46,10 +46,11 @@ const SCORE_ERROR: f64 = 1e-6;
 /// multiply codes.
 fn key_rounding(case: &AttentionCase, plan: &AttentionPlan) -> f64 {
     let kernel = plan.kernel_id().map(|id| id.spec);
-    let is_plain = matches!(kernel, Some(Spec::Attention(spec)) if spec.kv.is_plain());
+    let is_plain = matches!(kernel, Some(Spec::Attention(spec)) if spec.kv.are_plain());
+    let is_quantized = !case.formats().are_plain();
     match case.dtype {
-        DType::F16 if is_plain && !case.kv.is_plain() => 2f64.powi(-13),
-        DType::BF16 if is_plain && !case.kv.is_plain() => 2f64.powi(-10),
+        DType::F16 if is_plain && is_quantized => 2f64.powi(-13),
+        DType::BF16 if is_plain && is_quantized => 2f64.powi(-10),
         _ => 0.0,
     }
 }
@@ -74,6 +75,7 @@ struct Given {
     v_factors: Buffer,
     mask: Buffer,
     sinks: Buffer,
+    gate: Buffer,
 }
 
 /// Index operands of a run: queries and keys of each sequence.
@@ -115,6 +117,7 @@ struct Stored {
     q: Operand,
     d: Operand,
     lse: Operand,
+    gate: Operand,
     k: KvOperand,
     v: KvOperand,
 }
@@ -135,9 +138,10 @@ fn judge(ctx: &Context, case: &AttentionCase, outcome: &mut Outcome) -> Result<(
     let stored = Stored {
         q: of_tokens(case.dims.0),
         d: of_tokens(case.dims.1),
+        gate: Operand::new(case.dtype, tokens * heads, case.dims.1, 2 * case.gap, case.offset),
         lse: Operand::new(DType::F32, 1, tokens * heads, 0, case.offset),
-        k: KvOperand::new(case, case.dims.0, &keys),
-        v: KvOperand::new(case, case.dims.1, &values),
+        k: KvOperand::new(case, case.formats().k, case.dims.0, &keys),
+        v: KvOperand::new(case, case.formats().v, case.dims.1, &values),
     };
     let index = Index::of(case);
     let given = (|| {
@@ -150,6 +154,7 @@ fn judge(ctx: &Context, case: &AttentionCase, outcome: &mut Outcome) -> Result<(
             k_factors: ctx.upload(&case.factors(4))?,
             v_factors: ctx.upload(&case.factors(5))?,
             sinks: ctx.upload(&case.head_sinks())?,
+            gate: ctx.upload(&if case.gated { stored.gate.encode(&case.gates()) } else { Vec::new() })?,
             mask: ctx.upload(&case.mask.map_or(Vec::new(), |mask| mask.words(case)))?,
         })
     })()
@@ -217,13 +222,13 @@ fn attention(case: &AttentionCase, stored: &Stored, index: &Index) -> Attention 
     let ((q_token, q_head), (d_token, d_head)) = (strides(&stored.q), strides(&stored.d));
     let mut attention = Attention::new(case.dtype, heads, kv_heads, qk, queries, keys)
         .v_dim(v_dim)
-        .kv_format(case.kv)
+        .kv_formats(case.formats().k, case.formats().v)
         .q_strides(q_token, q_head)
         .d_strides(d_token, d_head)
         .k_strides(stored.k.strides)
         .v_strides(stored.v.strides)
         .alignment(stored.q.alignment())
-        .kv_alignment(stored.k.alignment);
+        .kv_alignment(stored.k.alignment.min(stored.v.alignment));
     if case.causal {
         attention = attention.causal();
     }
@@ -235,6 +240,10 @@ fn attention(case: &AttentionCase, stored: &Stored, index: &Index) -> Attention 
     }
     if case.sinks {
         attention = attention.sinks();
+    }
+    if case.gated {
+        let (token, head) = strides(&stored.gate);
+        attention = attention.gated().gate_strides(token, head);
     }
     if let Some(scale) = case.scale {
         attention = attention.scale(scale);
@@ -270,20 +279,18 @@ fn run_on(
         given.v.slice(stored.v.range.clone())?,
         d.slice_mut(stored.d.range())?,
     );
-    if case.kv.has_factors() {
-        args.k_factors = Some((&given.k_factors).into());
-        args.v_factors = Some((&given.v_factors).into());
-    }
-    if case.kv.has_scales() {
-        args.k_scales = Some((&given.k_scales).into());
-        args.v_scales = Some((&given.v_scales).into());
-    }
+    let formats = case.formats();
+    args.k_factors = formats.k.has_factors().then(|| (&given.k_factors).into());
+    args.v_factors = formats.v.has_factors().then(|| (&given.v_factors).into());
+    args.k_scales = formats.k.has_scales().then(|| (&given.k_scales).into());
+    args.v_scales = formats.v.has_scales().then(|| (&given.v_scales).into());
     args.q_offsets = case.ragged.then(|| (&q_offsets).into());
     args.kv_offsets = (case.places == AttentionStorage::Offsets).then(|| (&kv_offsets).into());
     args.kv_lengths = (paged || matches!(case.places, AttentionStorage::Lengths(_))).then(|| (&lengths).into());
     args.block_table = paged.then(|| (&table).into());
     args.mask = case.mask.map(|_| (&given.mask).into());
     args.sinks = case.sinks.then(|| (&given.sinks).into());
+    args.gate = if case.gated { Some(given.gate.slice(stored.gate.range())?) } else { None };
     args.lse = if case.lse { Some(lse.slice_mut(stored.lse.range())?) } else { None };
     args.workspace = Some(workspace);
     plan.run(&ctx.default_stream(), args)?;

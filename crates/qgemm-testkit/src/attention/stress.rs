@@ -26,8 +26,10 @@ pub(super) fn random_case(seed: u64) -> AttentionCase {
     let kv_heads = skewed(rng, 4);
     let heads = (kv_heads * skewed(rng, 9), kv_heads);
     let dtype = pick(rng, &DType::ALL);
-    let dim = |rng: &mut StdRng| 8 * rng.random_range(1..=32);
-    let dims = if rng.random() { (pick(rng, &[64, 80, 96, 128, 256]), 0) } else { (dim(rng), dim(rng)) };
+    let dim = |rng: &mut StdRng| -> usize {
+        8 * if rng.random_ratio(1, 5) { rng.random_range(33..=64) } else { rng.random_range(1..=32) }
+    };
+    let dims = if rng.random() { (pick(rng, &[64, 80, 96, 128, 256, 512]), 0) } else { (dim(rng), dim(rng)) };
     let dims = if dims.1 == 0 { (dims.0, dims.0) } else { dims };
     let page = skewed(rng, 80);
     // Pages that share pieces with key tiles are rarely drawn.
@@ -45,14 +47,18 @@ pub(super) fn random_case(seed: u64) -> AttentionCase {
         0 => pick(rng, &[KvFormat::E4M3, KvFormat::Q8_0, KvFormat::Q4_0]),
         _ => KvFormat::Plain(dtype),
     };
+    let other = pick(rng, &KvFormat::ALL);
+    let v_format = rng.random_ratio(1, 6).then_some(other);
     // Quantized rows have whole blocks.
-    let whole = |features: usize| features.next_multiple_of(kv.step());
-    let dims = (whole(dims.0), whole(dims.1));
+    let of_values = v_format.unwrap_or(kv);
+    let dims = (dims.0.next_multiple_of(kv.step()), dims.1.next_multiple_of(of_values.step()));
     let is_paged = matches!(places, AttentionStorage::Paged(_));
     let values = match pick(rng, &AttentionValues::ALL) {
         AttentionValues::BadPages if !is_paged => AttentionValues::Normal,
         // E4M3 has no infinities.
-        AttentionValues::MinusInfinity | AttentionValues::NotFinite if !kv.is_plain() => AttentionValues::Normal,
+        AttentionValues::MinusInfinity | AttentionValues::NotFinite if !kv.is_plain() || !of_values.is_plain() => {
+            AttentionValues::Normal
+        }
         AttentionValues::LargeScales => AttentionValues::Normal,
         values => values,
     };
@@ -69,11 +75,13 @@ pub(super) fn random_case(seed: u64) -> AttentionCase {
         places,
         dims,
         kv,
+        v_format,
         causal: rng.random_ratio(2, 3),
         // With one visible key the log-sum-exp is the score itself.
         window: rng.random_ratio(1, 3).then(|| if rng.random_ratio(1, 3) { 1 } else { skewed(rng, 300) }),
         mask: rng.random_ratio(1, 3).then_some(mask),
         sinks: rng.random_ratio(1, 4),
+        gated: rng.random_ratio(1, 4),
         soft_cap: rng.random_ratio(1, 4).then_some(20.0),
         lse: rng.random(),
         // Offsets and pages can address a sequence alone.

@@ -2,7 +2,7 @@
 //! share a KV head, over all keys.
 //!
 //! Quantized KV caches leave no storage buffer for the log-sum-exp, which
-//! then gets a separate launch, nor for a mask or sinks. Those
+//! then gets a separate launch, nor for a mask, sinks or a gate. Those
 //! use the binding of an index buffer that the attention has not.
 
 use std::f32::consts::LOG2_E;
@@ -18,7 +18,7 @@ use qgemm_hal::{
 };
 
 use super::dispatch::{Dispatch, MARGIN, MAX_GROUPS, submit, too_large};
-use super::kv_cache::{Cache, KvNumbers, kv_code};
+use super::kv_cache::{Cache, kv_code};
 use super::operands::{Bound, Touched};
 use crate::device::shared_of;
 use crate::event::WgpuStream;
@@ -37,7 +37,7 @@ pub(crate) const INTERFACE: Interface = Interface {
     params_bytes: size_of::<Params>() as u32,
 };
 
-/// Kernel interface with a mask or sinks.
+/// Kernel interface with a mask, sinks or a gate.
 pub(crate) const EXTRA_INTERFACE: Interface = Interface {
     name: "attention_extra",
     bindings: &[
@@ -78,6 +78,10 @@ const NAME: &str = "attention";
 const THREADS: u32 = 64;
 /// Row tiles: queries of the heads that share a KV head.
 const ROWS: [u32; 3] = [1, 4, 8];
+/// Row tiles of long heads, for which workgroup memory has room.
+const LONG_ROWS: [u32; 2] = [1, 4];
+/// Head dimensions that shaders have memory for.
+const DIMS: [u32; 2] = [256, 512];
 /// Bytes of an offset, a length, a page
 /// number and a log-sum-exp.
 const WORD: usize = 4;
@@ -110,6 +114,7 @@ struct Params {
     v_scales_base: u32,
     mask_base: u32,
     sinks_base: u32,
+    gate_base: u32,
 }
 
 /// The kernel family.
@@ -129,7 +134,7 @@ enum Writes {
 
 /// Launches of `op`; the last one writes the results.
 fn launches(op: &CheckedAttention) -> &'static [Writes] {
-    match (op.kv.is_plain(), op.lse) {
+    match (op.kv.are_plain(), op.lse) {
         (true, _) => &[Writes::All],
         (false, false) => &[Writes::Results],
         (false, true) => &[Writes::LogSumExp, Writes::Results],
@@ -138,7 +143,7 @@ fn launches(op: &CheckedAttention) -> &'static [Writes] {
 
 /// Kernel interface of `op`.
 fn interface(op: &CheckedAttention) -> &'static Interface {
-    match (op.kv.is_plain(), has_extra(op)) {
+    match (op.kv.are_plain(), has_extra(op)) {
         (true, false) => &INTERFACE,
         (true, true) => &EXTRA_INTERFACE,
         (false, _) => &CODES_INTERFACE,
@@ -155,25 +160,35 @@ fn has_q_offsets(op: &CheckedAttention) -> bool {
     matches!(op.queries, QueryLengths::Offsets { .. })
 }
 
-/// Whether `op` has a mask or sinks.
-fn has_extra(op: &CheckedAttention) -> bool {
-    op.mask.is_some() || op.sinks
+/// Operands that need a binding beside those of every attention.
+fn extras(op: &CheckedAttention) -> [bool; 3] {
+    [op.mask.is_some(), op.sinks, op.gate.is_some()]
 }
 
-/// Bindings of mask and sinks, as far as they are free: a
+/// Whether `op` has a mask, sinks or a gate.
+fn has_extra(op: &CheckedAttention) -> bool {
+    extras(op).contains(&true)
+}
+
+/// Bindings of mask, sinks and gate, as far as they are free: a
 /// buffer of their own, which quantized caches do not leave, or
 /// that of an index that `op` does not have.
-fn extra_bindings(op: &CheckedAttention) -> [Option<u32>; 2] {
-    let free = [(8, op.kv.is_plain()), (3, !has_q_offsets(op)), (4, !has_kv_index(op)), (5, op.paging().width == 0)];
+fn extra_bindings(op: &CheckedAttention) -> [Option<u32>; 3] {
+    let free = [(8, op.kv.are_plain()), (3, !has_q_offsets(op)), (4, !has_kv_index(op)), (5, op.paging().width == 0)];
     let mut free = free.into_iter().filter(|(_, is_free)| *is_free).map(|(binding, _)| binding);
-    let mask = if op.mask.is_some() { free.next() } else { None };
-    [mask, if op.sinks { free.next() } else { None }]
+    extras(op).map(|has| if has { free.next() } else { None })
 }
 
 /// Row tile of a workgroup.
 fn rows(op: &CheckedAttention) -> u32 {
     let all = op.most_queries() * op.group();
-    ROWS.into_iter().find(|&most| most as usize >= all).unwrap_or(ROWS[2])
+    let tiles: &[u32] = if columns(op) > DIMS[0] { &LONG_ROWS } else { &ROWS };
+    tiles.iter().copied().find(|&most| most as usize >= all).unwrap_or(tiles[tiles.len() - 1])
+}
+
+/// Head dimension of the shader.
+fn columns(op: &CheckedAttention) -> u32 {
+    if op.qk_dim.max(op.v_dim) as u32 > DIMS[0] { DIMS[1] } else { DIMS[0] }
 }
 
 fn row_groups(op: &CheckedAttention) -> usize {
@@ -193,10 +208,15 @@ fn token_bytes(op: &CheckedAttention, rows: &HeadRows, columns: usize) -> usize 
     (last as usize + columns) * op.dtype.bytes()
 }
 
+/// Bytes of the gate; 0 without one.
+fn gate_bytes(op: &CheckedAttention) -> usize {
+    op.gate.as_ref().map_or(0, |gate| token_bytes(op, gate, op.v_dim))
+}
+
 /// K and V.
 fn caches(op: &CheckedAttention) -> [Cache; 2] {
-    let of = |rows, columns| Cache::new(op.kv, op.kv_heads, op.paging(), rows, columns);
-    [of(&op.k, op.qk_dim), of(&op.v, op.v_dim)]
+    let of = |format, rows, columns| Cache::new(format, op.kv_heads, op.paging(), rows, columns);
+    [of(op.kv.k, &op.k, op.qk_dim), of(op.kv.v, &op.v, op.v_dim)]
 }
 
 /// Checks that the kernel supports `op`.
@@ -212,18 +232,18 @@ fn check(op: &CheckedAttention, limit: u64) -> Result<(), Unsupported> {
         ("the block table", op.sequences * op.paging().width * WORD),
         ("the log-sum-exp", op.tokens * op.heads * WORD),
         ("the mask", op.mask_words() * WORD),
+        ("the gate", gate_bytes(op)),
     ];
     for (name, bytes) in sizes {
         if bytes as u64 + MARGIN > limit {
             return Err(too_large(name, bytes as u64, limit));
         }
     }
-    let [mask, sinks] = extra_bindings(op);
-    for (name, is_without) in [("a mask", op.mask.is_some() && mask.is_none()), ("sinks", op.sinks && sinks.is_none())]
-    {
-        if is_without {
+    let names = ["a mask", "sinks", "an output gate"];
+    for ((name, has), binding) in names.into_iter().zip(extras(op)).zip(extra_bindings(op)) {
+        if has && binding.is_none() {
             return Err(Unsupported::new(format!(
-                "has no storage buffer for {name} beside a mask, a cache in codes, offsets of queries and a block table: give \
+                "has no storage buffer for {name} beside a mask, sinks, a cache in codes, offsets of queries and a block table: give \
                  one of them up, or keep keys and values as plain numbers"
             )));
         }
@@ -270,7 +290,7 @@ impl Family<CheckedAttention> for Attention {
         let groups = (op.sequences * op.kv_heads * row_groups(op)) as u32;
         let x = groups.min(MAX_GROUPS);
         let grid = [x, groups.div_ceil(x), 1];
-        let geometry = Geometry { grid, threads: THREADS, shared_bytes: shared_bytes(rows(op)) };
+        let geometry = Geometry { grid, threads: THREADS, shared_bytes: shared_bytes(rows(op), columns(op)) };
         let step = |&writes: &Writes| {
             use AttentionOperand as O;
             let interface = interface(op);
@@ -280,7 +300,9 @@ impl Family<CheckedAttention> for Attention {
             Ok(match writes {
                 Writes::All => step,
                 Writes::Results => step.unbind(O::Lse),
-                Writes::LogSumExp => step.unbind(O::V).unbind(O::VFactors).unbind(O::VScales).unbind(O::D),
+                Writes::LogSumExp => {
+                    [O::V, O::VFactors, O::VScales, O::Gate, O::D].into_iter().fold(step, LaunchStep::unbind)
+                }
             })
         };
         let steps = launches(op).iter().map(step).collect::<Result<_, HalError>>()?;
@@ -293,24 +315,27 @@ impl Family<CheckedAttention> for Attention {
 }
 
 /// Workgroup memory: `var<workgroup>` of the shader.
-const fn shared_bytes(rows: u32) -> u32 {
-    (rows * (256 + THREADS + 8) + 2 * THREADS + 64 + 3) * 4
+const fn shared_bytes(rows: u32, columns: u32) -> u32 {
+    (rows * (columns + THREADS + 8) + 2 * THREADS + 64 + 3) * 4
 }
 
 /// The shader of `op`. Values that differ between plans
 /// of a model are parameters.
 fn shader(op: &CheckedAttention, writes: Writes) -> Shader {
     let stride = |stride: u64| stride as u32;
-    let [mask_at, sinks_at] = extra_bindings(op);
+    let [mask_at, sinks_at, gate_at] = extra_bindings(op);
+    let (gate_token, gate_head) = op.gate.map_or((0, 0), |gate| (gate.token_stride, gate.head_stride));
     let words = [
         ("THREADS", THREADS),
         ("ROWS", rows(op)),
+        ("COLUMNS", columns(op)),
         ("HEADS", op.heads as u32),
         ("KV_HEADS", op.kv_heads as u32),
         ("QK_DIM", op.qk_dim as u32),
         ("V_DIM", op.v_dim as u32),
         ("DTYPE", dtype_code(op.dtype)),
-        ("KV_DTYPE", kv_code(op.kv)),
+        ("KV_DTYPE", kv_code(op.kv.k)),
+        ("V_DTYPE", kv_code(op.kv.v)),
         ("WINDOW", op.window.map_or(u32::MAX, |window| u32::try_from(window).unwrap_or(u32::MAX))),
         ("Q_TOKEN", stride(op.q.token_stride)),
         ("Q_HEAD", stride(op.q.head_stride)),
@@ -324,6 +349,9 @@ fn shader(op: &CheckedAttention, writes: Writes) -> Shader {
         ("D_HEAD", stride(op.d.head_stride)),
         ("MASK_AT", mask_at.unwrap_or_default()),
         ("SINKS_AT", sinks_at.unwrap_or_default()),
+        ("GATE_AT", gate_at.unwrap_or_default()),
+        ("GATE_TOKEN", stride(gate_token)),
+        ("GATE_HEAD", stride(gate_head)),
     ];
     let has_table = matches!(op.places, KvAddressing::Table { .. });
     let choices = [
@@ -337,10 +365,11 @@ fn shader(op: &CheckedAttention, writes: Writes) -> Shader {
         ("TABLE", has_table),
         ("MASK", op.mask.is_some()),
         ("SINKS", op.sinks),
+        ("GATED", op.gate.is_some()),
         ("MASK_SHARED", op.mask.is_some_and(|mask| mask.is_shared)),
         ("MASK_PER_HEAD", op.mask.is_some_and(|mask| mask.is_per_head)),
     ];
-    compose_attention(&words, &choices, KvNumbers::of(op.kv), op.kv.is_plain() && has_extra(op))
+    compose_attention(&words, &choices, op.kv.are_plain(), op.kv.are_plain() && has_extra(op))
 }
 
 /// The kernel for one operation. A launch allocates no device memory.
@@ -390,8 +419,8 @@ impl AttentionKernel {
         let of_results = |bytes: usize| if self.writes == Writes::LogSumExp { 0 } else { bytes };
         let (q, k, v, q_offsets, kv_index_bound, table, d, lse, k_scales, v_scales);
         (q, p.q_base) = touched(O::Q, 0..token_bytes(op, &op.q, op.qk_dim), op.dtype.bytes()).bind(shared)?;
-        (k, p.k_base) = touched(O::K, 0..of_k.bytes(), op.kv.width()).bind(shared)?;
-        (v, p.v_base) = touched(O::V, 0..of_results(of_v.bytes()), op.kv.width()).bind(shared)?;
+        (k, p.k_base) = touched(O::K, 0..of_k.bytes(), op.kv.k.width()).bind(shared)?;
+        (v, p.v_base) = touched(O::V, 0..of_results(of_v.bytes()), op.kv.v.width()).bind(shared)?;
         (q_offsets, p.q_offsets_base) = words(O::QOffsets, op.sequences + 1, has_q_offsets(op))?;
         (kv_index_bound, p.kv_index_base) = words(kv_index, index_len, has_kv_index(op))?;
         (table, p.table_base) = words(O::BlockTable, op.sequences * width, width > 0)?;
@@ -400,23 +429,25 @@ impl AttentionKernel {
         let lse_bytes = if op.lse && self.writes != Writes::Results { op.tokens * op.heads * WORD } else { 0 };
         (lse, p.lse_base) = touched(O::Lse, 0..lse_bytes, WORD).bind_written(shared)?;
         let mut bindings = vec![q, k, v, q_offsets, kv_index_bound, table];
-        if op.kv.is_plain() {
+        if op.kv.are_plain() {
             bindings.extend([d, lse]);
         } else {
-            let (of_keys, of_values) = match op.kv.has_factors() {
-                true => (O::KFactors, O::VFactors),
-                false => (O::KScales, O::VScales),
-            };
-            let ((k_bytes, width), (v_bytes, _)) = (of_k.scale_bytes(), of_v.scale_bytes());
-            (k_scales, p.k_scales_base) = touched(of_keys, 0..k_bytes, width).bind(shared)?;
-            (v_scales, p.v_scales_base) = touched(of_values, 0..of_results(v_bytes), width).bind(shared)?;
+            let of_keys = if op.kv.k.has_factors() { O::KFactors } else { O::KScales };
+            let of_values = if op.kv.v.has_factors() { O::VFactors } else { O::VScales };
+            let ((k_bytes, k_width), (v_bytes, v_width)) = (of_k.scale_bytes(), of_v.scale_bytes());
+            (k_scales, p.k_scales_base) = touched(of_keys, 0..k_bytes, k_width).bind(shared)?;
+            (v_scales, p.v_scales_base) = touched(of_values, 0..of_results(v_bytes), v_width).bind(shared)?;
             bindings.extend([if self.writes == Writes::LogSumExp { lse } else { d }, k_scales, v_scales]);
         }
-        let extra = [(O::Mask, op.mask_words(), &mut p.mask_base), (O::Sinks, op.heads, &mut p.sinks_base)];
-        for (binding, (operand, count, base)) in extra_bindings(op).into_iter().zip(extra) {
+        let extra = [
+            (O::Mask, op.mask_words() * WORD, WORD, &mut p.mask_base),
+            (O::Sinks, op.heads * WORD, WORD, &mut p.sinks_base),
+            (O::Gate, of_results(gate_bytes(op)), op.dtype.bytes(), &mut p.gate_base),
+        ];
+        for (binding, (operand, bytes, width, base)) in extra_bindings(op).into_iter().zip(extra) {
             let Some(binding) = binding else { continue };
             let bound;
-            (bound, *base) = words(operand, count, true)?;
+            (bound, *base) = touched(operand, 0..bytes, width).bind(shared)?;
             match bindings.get_mut(binding as usize) {
                 Some(place) => *place = bound,
                 None => bindings.push(bound),
@@ -439,7 +470,7 @@ impl Kernel for AttentionKernel {
 #[cfg(test)]
 pub(crate) fn all_shaders() -> Vec<Shader> {
     use qgemm_formats::DType;
-    use qgemm_hal::{KvFormat, KvRows, MaskBits};
+    use qgemm_hal::{KvFormat, KvFormats, KvRows, MaskBits};
     let rows = HeadRows { token_stride: 256, head_stride: 64, aligned: true };
     let plain = CheckedAttention {
         sequences: 2,
@@ -452,7 +483,7 @@ pub(crate) fn all_shaders() -> Vec<Shader> {
         qk_dim: 64,
         v_dim: 64,
         dtype: DType::F16,
-        kv: KvFormat::Plain(DType::F16),
+        kv: KvFormat::Plain(DType::F16).into(),
         q: rows,
         k: KvRows { page_stride: 0, rows },
         v: KvRows { page_stride: 0, rows },
@@ -461,6 +492,7 @@ pub(crate) fn all_shaders() -> Vec<Shader> {
         window: None,
         mask: None,
         sinks: false,
+        gate: None,
         scale: 0.125,
         soft_cap: None,
         lse: false,
@@ -468,8 +500,17 @@ pub(crate) fn all_shaders() -> Vec<Shader> {
     };
     let table = KvAddressing::Table { pages: 9, page_size: 5, width: 3 };
     let chosen = CheckedAttention { places: table, causal: true, soft_cap: Some(30.0), lse: true, ..plain.clone() };
-    let f32 = CheckedAttention { dtype: DType::F32, kv: KvFormat::Plain(DType::F32), window: Some(9), ..plain.clone() };
-    let codes = [KvFormat::E4M3, KvFormat::Q8_0, KvFormat::Q4_0].map(|kv| CheckedAttention { kv, ..chosen.clone() });
+    let f32 = CheckedAttention {
+        dtype: DType::F32,
+        kv: KvFormat::Plain(DType::F32).into(),
+        window: Some(9),
+        ..plain.clone()
+    };
+    let codes =
+        [KvFormat::E4M3, KvFormat::Q8_0, KvFormat::Q4_0].map(|kv| CheckedAttention { kv: kv.into(), ..chosen.clone() });
+    let formats = [KvFormat::Plain(DType::F16), KvFormat::E4M3, KvFormat::Q8_0, KvFormat::Q4_0];
+    let mixed = (0..4).map(|i| KvFormats { k: formats[i], v: formats[(i + 1) % 4] });
+    let mixed: Vec<_> = mixed.map(|kv| CheckedAttention { kv, ..chosen.clone() }).collect();
     let masked = [&plain, &codes[0]].map(|op| CheckedAttention {
         queries: QueryLengths::Each(2),
         mask: Some(MaskBits::shared().per_head()),
@@ -480,6 +521,13 @@ pub(crate) fn all_shaders() -> Vec<Shader> {
         sinks: true,
         ..op.clone()
     });
-    let all = [plain, chosen, f32].into_iter().chain(codes).chain(masked).chain(with_sinks);
+    let long = CheckedAttention { qk_dim: 512, v_dim: 512, ..chosen.clone() };
+    let gated = [&plain, &f32, &with_sinks[1]].map(|op| CheckedAttention {
+        places: KvAddressing::Pages { capacity: 64, lengths: false },
+        gate: Some(rows),
+        ..op.clone()
+    });
+    let all =
+        [plain, chosen, f32, long].into_iter().chain(codes).chain(masked).chain(with_sinks).chain(gated).chain(mixed);
     all.flat_map(|op| launches(&op).iter().map(|&writes| shader(&op, writes)).collect::<Vec<_>>()).collect()
 }

@@ -34,18 +34,19 @@ impl<'a> Cache<'a> {
         scales: Option<&'a [u8]>,
         layout: KvRows,
         op: &CheckedAttention,
+        format: KvFormat,
         columns: usize,
         what: &'static str,
     ) -> Result<Self, HalError> {
         let Paging { pages, page_size, .. } = op.paging();
-        let cache = Self { bytes, scales: scales.unwrap_or_default(), layout, format: op.kv, columns };
+        let cache = Self { bytes, scales: scales.unwrap_or_default(), layout, format, columns };
         if pages > 0 && page_size > 0 {
             let end = cache.at(pages - 1, page_size - 1, op.kv_heads - 1) + columns;
-            if op.kv.bytes_of(end) > bytes.len() {
-                return Err(absent(what, op.kv.bytes_of(end)));
+            if format.bytes_of(end) > bytes.len() {
+                return Err(absent(what, format.bytes_of(end)));
             }
             let of_scales = end / KV_BLOCK * KV_SCALE_BYTES;
-            if op.kv.has_scales() && cache.scales.len() < of_scales {
+            if format.has_scales() && cache.scales.len() < of_scales {
                 return Err(absent("the scales", of_scales));
             }
         }
@@ -53,8 +54,9 @@ impl<'a> Cache<'a> {
     }
 
     /// Floats of memory for rows at the end of the operand.
-    pub fn staged_len(op: &CheckedAttention, columns: usize) -> usize {
-        TILE_KEYS * readable(op.kv, columns) / size_of::<f32>()
+    pub fn staged_len(op: &CheckedAttention) -> usize {
+        let bytes = readable(op.kv.k, op.qk_dim).max(readable(op.kv.v, op.v_dim));
+        TILE_KEYS * bytes / size_of::<f32>()
     }
 
     /// First element of a head of a row.

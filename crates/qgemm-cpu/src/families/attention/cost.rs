@@ -32,7 +32,7 @@ pub(super) fn efficiency(op: &CheckedAttention, info: &DeviceInfo) -> (u32, u32)
     let tasks = op.sequences * op.kv_heads * blocks * op.most_keys.div_ceil(CHUNK_KEYS);
     let busy = if launches(op, info) == 0 { 1.0 } else { units.min(tasks.max(1) as f64) };
     let bandwidth = (busy * CORE_BANDWIDTH / info.bandwidth).min(0.9);
-    let conversion = CONVERSION[0] + CONVERSION[1] * op.kv.mean_bytes();
+    let conversion = CONVERSION[0] + CONVERSION[1] * (op.kv.k.mean_bytes() + op.kv.v.mean_bytes()) / 2.0;
     let work = 1.0 + SOFTMAX / (op.qk_dim + op.v_dim) as f64 + conversion * blocks as f64 / rows as f64;
     let per_mille = |share: f64| (share * 1000.0).round().clamp(1.0, 1000.0) as u32;
     (per_mille(bandwidth), per_mille(PRODUCTS * busy / units / work))

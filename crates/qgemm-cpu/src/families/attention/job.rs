@@ -7,7 +7,8 @@ use std::ops::Range;
 use qgemm_formats::DType;
 use qgemm_hal::op::attention::MOST_HEAD_DIM;
 use qgemm_hal::{
-    AttentionOperand, CheckedAttention, DeviceId, HalError, HeadRows, HostMemory, Operand, Operands, Operation,
+    AttentionOperand, CheckedAttention, DeviceId, HalError, HeadRows, HostMemory, KvFormat, Operand, Operands,
+    Operation,
 };
 use rayon::prelude::*;
 
@@ -42,6 +43,7 @@ pub(super) struct Job<'a> {
     index: Index<'a>,
     mask: Option<Mask<'a>>,
     sinks: Option<&'a [f32]>,
+    gate: Option<&'a [u8]>,
     d: Written<'a>,
     lse: Option<Written<'a>>,
 }
@@ -57,19 +59,23 @@ impl<'a> Job<'a> {
         if q.len() < end {
             return Err(absent(O::Q.name(), end));
         }
-        let has_scales = op.kv.has_scales();
-        let mut scales = |operand: O| if has_scales { bytes(operand).map(Some) } else { Ok(None) };
-        let (k_scales, v_scales) = (scales(O::KScales)?, scales(O::VScales)?);
-        let k = Cache::new(bytes(O::K)?, k_scales, op.k, op, op.qk_dim, O::K.name())?;
-        let v = Cache::new(bytes(O::V)?, v_scales, op.v, op, op.v_dim, O::V.name())?;
+        let gate = if op.gate.is_some() { Some(bytes(O::Gate)?) } else { None };
+        let gate_end = op.gate.as_ref().map_or(0, |rows| row_end(rows, op, op.v_dim));
+        if gate.is_some_and(|gate| gate.len() < gate_end) {
+            return Err(absent(O::Gate.name(), gate_end));
+        }
+        let mut scales =
+            |operand: O, format: KvFormat| if format.has_scales() { bytes(operand).map(Some) } else { Ok(None) };
+        let (k_scales, v_scales) = (scales(O::KScales, op.kv.k)?, scales(O::VScales, op.kv.v)?);
+        let k = Cache::new(bytes(O::K)?, k_scales, op.k, op, op.kv.k, op.qk_dim, O::K.name())?;
+        let v = Cache::new(bytes(O::V)?, v_scales, op.v, op, op.kv.v, op.v_dim, O::V.name())?;
         let given = op.operands();
         let optional = |operand: O| given.contains(&operand);
-        let factors = |operand: O, operands: &mut Operands<'a>| read::<f32>(operands, operand, op.kv_heads);
-        let (mut k_factors, mut v_factors) = (None, None);
-        if op.kv.has_factors() {
-            k_factors = Some(factors(O::KFactors, &mut operands)?);
-            v_factors = Some(factors(O::VFactors, &mut operands)?);
-        }
+        let mut factors = |operand: O, format: KvFormat| match format.has_factors() {
+            true => read::<f32>(&mut operands, operand, op.kv_heads).map(Some),
+            false => Ok(None),
+        };
+        let (k_factors, v_factors) = (factors(O::KFactors, op.kv.k)?, factors(O::VFactors, op.kv.v)?);
         let sinks = if op.sinks { Some(read::<f32>(&mut operands, O::Sinks, op.heads)?) } else { None };
         let mut words = |operand: O, count: usize| match optional(operand) {
             true => read::<u32>(&mut operands, operand, count).map(Some),
@@ -98,7 +104,7 @@ impl<'a> Job<'a> {
         }
         let d = written(O::D, row_end(&op.d, op, op.v_dim))?;
         let lse = if op.lse { Some(written(O::Lse, op.tokens * op.heads * size_of::<f32>())?) } else { None };
-        Ok(Self { op, simd, q, k, v, k_factors, v_factors, index, mask, sinks, d, lse })
+        Ok(Self { op, simd, q, k, v, k_factors, v_factors, index, mask, sinks, gate, d, lse })
     }
 
     /// Whether the work takes longer than waking other threads.
@@ -251,7 +257,18 @@ impl<'a> Job<'a> {
         }
         let factor = self.v_factors.map_or(1.0, |factors| factors[row.kv_head]);
         let log_sum = state.finish(sums, factor);
+        self.multiply_by_gate(row, sums);
         self.store(row, sums, log_sum);
+    }
+
+    /// Multiplies a row's results by the sigmoid of its gate, if any.
+    fn multiply_by_gate(&self, row: Row, values: &mut [f32]) {
+        let (Some(gate), Some(rows)) = (self.gate, self.op.gate) else { return };
+        let element = row.token * rows.token_stride as usize + row.head * rows.head_stride as usize;
+        let mut logits = [0.0; MOST_HEAD_DIM];
+        let logits = &mut logits[..values.len()];
+        self.simd.to_f32(self.op.dtype, &gate[element * self.op.dtype.bytes()..], logits);
+        values.iter_mut().zip(logits).for_each(|(value, logit)| *value *= 1.0 / (1.0 + (-*logit).exp()));
     }
 
     /// Writes a row's results. No other task writes them.

@@ -73,7 +73,7 @@ struct Tile {
 
 /// Floats of scratch memory of a task.
 pub(super) fn scratch_len(op: &CheckedAttention) -> usize {
-    let staged = Cache::staged_len(op, op.qk_dim.max(op.v_dim));
+    let staged = Cache::staged_len(op);
     MOST_ROWS * (op.qk_dim + 2 * whole(op.v_dim) + TILE_KEYS) + TILE_KEYS * (op.qk_dim + whole(op.v_dim)) + staged
 }
 

@@ -8,19 +8,19 @@
 // every key. `present`: keys that exist, or
 // with a mask the bits of `keys_of_group`.
 template <bool ALL>
-QG_DEVICE void attend(const AttentionParams& p, RowState (&rows)[QG_ROWS], const KvEight (&k)[UNROLL],
-                      const KvEight (&v)[UNROLL], u32 first_key, u32 present) {
+QG_DEVICE void attend(const AttentionParams& p, RowState (&rows)[QG_ROWS], const KeyEight (&k)[UNROLL][EIGHTS],
+                      const ValueEight (&v)[UNROLL][EIGHTS], u32 first_key, u32 present) {
     float scores[QG_ROWS][UNROLL];
 #pragma unroll
     for (u32 u = 0; u < UNROLL; u++) {
-        float numbers[8];
+        float numbers[FEATURES];
 #pragma unroll
-        for (u32 i = 0; i < 8; i++) numbers[i] = KvEight::number(k[u], i);
+        for (u32 i = 0; i < FEATURES; i++) numbers[i] = KeyEight::number(k[u][i / 8], i % 8);
 #pragma unroll
         for (u32 r = 0; r < QG_ROWS; r++) {
             float sum = 0.0f;
 #pragma unroll
-            for (u32 i = 0; i < 8; i++) sum = fma_f32(rows[r].q[i], numbers[i], sum);
+            for (u32 i = 0; i < FEATURES; i++) sum = fma_f32(rows[r].q[i], numbers[i], sum);
 #pragma unroll
             for (u32 mask = QG_LANES / 2; mask > 0; mask /= 2) sum += shfl_xor(sum, mask);
             scores[r][u] = sum;
@@ -56,19 +56,19 @@ QG_DEVICE void attend(const AttentionParams& p, RowState (&rows)[QG_ROWS], const
             row.row_sum += scores[r][u];
         }
 #pragma unroll
-        for (u32 i = 0; i < 8; i++) row.sums[i] *= rescale;
+        for (u32 i = 0; i < FEATURES; i++) row.sums[i] *= rescale;
     }
 #pragma unroll
     for (u32 u = 0; u < UNROLL; u++) {
-        float numbers[8];
+        float numbers[FEATURES];
 #pragma unroll
-        for (u32 i = 0; i < 8; i++) numbers[i] = KvEight::number(v[u], i);
+        for (u32 i = 0; i < FEATURES; i++) numbers[i] = ValueEight::number(v[u][i / 8], i % 8);
 #pragma unroll
         for (u32 r = 0; r < QG_ROWS; r++) {
             // 0 · NaN is NaN: skip masked values.
             if (!ALL && !is_visible(r, u)) continue;
 #pragma unroll
-            for (u32 i = 0; i < 8; i++) rows[r].sums[i] = fma_f32(scores[r][u], numbers[i], rows[r].sums[i]);
+            for (u32 i = 0; i < FEATURES; i++) rows[r].sums[i] = fma_f32(scores[r][u], numbers[i], rows[r].sums[i]);
         }
     }
 }

@@ -55,12 +55,13 @@ QG_DEVICE void finish_cta(const KernelParams& p, const u32* saved) {
     // of the first head, then rows of the second.
     const auto head_of = [&](u32 i) -> u32 { return KV_HEADS > 1 && i >= of_cta.rows; };
     // Four columns a thread.
-    constexpr u32 COLUMNS = 4, ROW_THREADS = QG_V / COLUMNS;
+    constexpr u32 COLUMNS = 4, ROW_ITEMS = QG_V / COLUMNS, ROW_THREADS = ROW_ITEMS < QG_THREADS ? ROW_ITEMS : QG_THREADS;
+    constexpr u32 PASSES = ROW_ITEMS / ROW_THREADS;
 #pragma unroll 1
-    for (u32 i = thread_index() / ROW_THREADS; i < KV_HEADS * of_cta.rows; i += QG_THREADS / ROW_THREADS) {
-        const u32 head = head_of(i), row = i - head * of_cta.rows;
+    for (u32 i = thread_index() / ROW_THREADS * PASSES; i < KV_HEADS * of_cta.rows * PASSES; i += QG_THREADS / ROW_THREADS) {
+        const u32 head = head_of(i / PASSES), row = i / PASSES - head * of_cta.rows;
         const SavedWork end = of_cta.of_head(head);
-        const u32 c = thread_index() % ROW_THREADS * COLUMNS;
+        const u32 c = (i % PASSES * ROW_THREADS + thread_index() % ROW_THREADS) * COLUMNS;
         f32x2 stats[KEY_GROUPS];
         f32x4 others[KEY_GROUPS];
 #pragma unroll

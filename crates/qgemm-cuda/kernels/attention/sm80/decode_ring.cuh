@@ -72,6 +72,9 @@ struct Rows {
     static constexpr u32 CHUNKS = bytes_of(OF_VALUES ? QG_V : QG_QK) / 16;
     // Whether a row is shorter than a 128-byte line of L2.
     static constexpr bool IS_SHORT = CHUNKS < 8;
+    // Copies of a warp for a row, and rows of a copy.
+    static constexpr u32 ROW_COPIES = CHUNKS > 32 ? CHUNKS / 32 : 1, COPY_ROWS = CHUNKS > 32 ? 1 : 32 / CHUNKS;
+    static_assert(32 * ROW_COPIES == CHUNKS * COPY_ROWS, "copies are whole rows, or rows whole copies");
     // Byte offset of the scales in a slot.
     static constexpr u32 SCALES_AT = TILE * (OF_VALUES ? V_PITCH : K_PITCH);
     static_assert(RUN * CHUNKS % 32 == 0, "every lane copies as many chunks of a run");
@@ -95,13 +98,13 @@ struct Rows {
     __device__ __forceinline__ u64 head() const {
         return kv_head * (OF_VALUES ? p.at.v_head : p.at.k_head);
     }
-    // Features of a row, and whether
-    // the lane's chunk has any of them.
+    // Features of a row, and whether the
+    // lane's chunk of a copy has any of them.
     __device__ __forceinline__ u32 columns() const {
         return OF_VALUES ? p.shape.v_dim : p.shape.qk_dim;
     }
-    __device__ __forceinline__ bool has_chunk() const {
-        return thread_index() % 32 % CHUNKS * 16 < bytes_of(columns());
+    __device__ __forceinline__ bool has_chunk(u32 copy = 0) const {
+        return (copy * 32 + thread_index() % 32 % CHUNKS) * 16 < bytes_of(columns());
     }
     __device__ __forceinline__ const u8* base() const {
         return reinterpret_cast<const u8*>(OF_VALUES ? p.at.v : p.at.k) + bytes_before(head());
@@ -115,15 +118,19 @@ struct Rows {
     __device__ __forceinline__ void copy_run(u32 run, u64 element, u8* to) const {
         const u32 lane = thread_index() % 32;
         const u8* from = lane_base + bytes_before(element);
-        const u64 step = bytes_before(32 / CHUNKS * token());
+        const u64 step = bytes_before(COPY_ROWS * token());
 #pragma unroll
-        for (u32 i = 0; i < RUN * CHUNKS / 32; i++) {
-            const u32 row = run * RUN + i * (32 / CHUNKS) + lane / CHUNKS;
-            const u32 place = shared_address(to + place_of<OF_VALUES>(row, lane % CHUNKS));
-            if constexpr (IS_SHORT)
-                cp_async_16_or_zeros_line(has_chunk(), place, from);
-            else
-                cp_async_16_or_zeros(has_chunk(), place, from);
+        for (u32 i = 0; i < RUN / COPY_ROWS; i++) {
+            const u32 row = run * RUN + i * COPY_ROWS + lane / CHUNKS;
+#pragma unroll
+            for (u32 copy = 0; copy < ROW_COPIES; copy++) {
+                const bool has = has_chunk(copy);
+                const u32 place = shared_address(to + place_of<OF_VALUES>(row, copy * 32 + lane % CHUNKS));
+                if constexpr (IS_SHORT)
+                    cp_async_16_or_zeros_line(has, place, from);
+                else
+                    cp_async_16_or_zeros(has, place, from + (has ? copy * 512 : 0));
+            }
             from += step;
         }
     }
@@ -136,7 +143,7 @@ struct Rows {
         const u8* base = this->base();
 #pragma unroll 1
         for (u32 i = 0; i < TILE * CHUNKS / 32; i++) {
-            const u32 row = (i * 32 + lane) / CHUNKS, chunk = lane % CHUNKS;
+            const u32 row = (i * 32 + lane) / CHUNKS, chunk = (i % ROW_COPIES * 32 + lane) % CHUNKS;
             const u32 low = shfl_idx_u32((u32)offset, row), high = shfl_idx_u32((u32)(offset >> 32), row);
             const u8* from = base + ((u64)high << 32 | low) + chunk * 16;
             const u32 place = place_of<OF_VALUES>(row, chunk);

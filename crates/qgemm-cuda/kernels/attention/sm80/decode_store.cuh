@@ -35,6 +35,10 @@ QG_DEVICE void store_row(const KernelParams& p, const SavedWork& work, u32 row, 
     float d[N];
 #pragma unroll
     for (u32 i = 0; i < N; i++) d[i] = sums[i] * end.scale;
+    if (p.at.gate) {
+#pragma unroll
+        for (u32 i = 0; i < N; i += 2) multiply_by_gate(p, gate_of(p, token, head) + c + i, d[i], d[i + 1]);
+    }
     store_some(p, token * p.at.d_token + head * p.at.d_head + c, d);
     if (c == 0) store_lse(p, token, head, end);
 }

@@ -32,11 +32,11 @@ struct Piece {
     }
 };
 
-// Copies rows of COLUMNS features; each lane of
-// the warp holds one piece. Warp-collective.
+// Copies rows of COLUMNS features from `first_column` on; each
+// lane of the warp holds one piece. Warp-collective.
 template <u32 COLUMNS>
 QG_DEVICE void copy_pieces(u8* to, const HeadsMap& map, const TmaAttentionParams& params, u32 kv_head, const Piece& piece,
-                           u64* full, u32 lane) {
+                           u32 first_column, u64* full, u32 lane) {
     if (lane == 0) mbarrier_arrive_expect_tx(full, QG_KEYS * COLUMNS * 2);
 #pragma unroll 1
     for (u32 i = 0, row = 0; row < QG_KEYS; i++, row += 1u << params.piece_shift) {
@@ -44,7 +44,7 @@ QG_DEVICE void copy_pieces(u8* to, const HeadsMap& map, const TmaAttentionParams
         if (lane != 0) continue;
 #pragma unroll
         for (u32 box = 0; box < COLUMNS / BOX; box++) {
-            const i32 at[5] = {(i32)(box * BOX), first, (i32)kv_head, page, 0};
+            const i32 at[5] = {(i32)(first_column + box * BOX), first, (i32)kv_head, page, 0};
             cp_async_bulk_tensor_5d(to + box * KEYS_BOX_BYTES + row * BOX * 2, &map, at, full);
         }
     }
@@ -75,12 +75,13 @@ QG_DEVICE void produce_pieces(AttentionRing& ring, const TmaAttentionParams& par
                     const u32 of_word = ballot(absent >> ((word * 32 + lane) >> params.piece_shift) & 1u);
                     if (lane == 0) st_shared(&ring.absent[slot_of(k)][word], of_word);
                 }
-                copy_pieces<QG_QK>(ring.k[k.stage], params.k_map, params, item.kv_head, piece, &ring.k_full[k.stage], lane);
+                copy_pieces<QG_QK>(ring.k[k.stage], params.k_map, params, item.kv_head, piece, 0, &ring.k_full[k.stage], lane);
                 RingPosition::next(k);
             }
             if (i > 0) {
                 mbarrier_wait(&ring.v_empty[v.stage], v.parity ^ 1);
-                copy_pieces<QG_V>(ring.v[v.stage], params.v_map, params, item.kv_head, before, &ring.v_full[v.stage], lane);
+                copy_pieces<QG_V>(ring.v[v.stage], params.v_map, params, item.kv_head, before, first_feature(),
+                                  &ring.v_full[v.stage], lane);
                 RingPosition::next(v);
             }
         }
@@ -198,7 +199,8 @@ QG_DEVICE void produce_keys(AttentionRing& ring, const TmaAttentionParams& param
 // of mixed tiles for infinities and NaN.
 QG_DEVICE void produce_values(AttentionRing& ring, const TmaAttentionParams& params, u32 warp, u32 lane) {
     const AttentionParams& p = params.attention;
-    const HeadRows heads = {reinterpret_cast<const u8*>(p.at.v), p.at.v_page, p.at.v_token, p.at.v_head, p.shape.v_dim};
+    const u8* values = reinterpret_cast<const u8*>(p.at.v) + first_feature() * 2;
+    const HeadRows heads = {values, p.at.v_page, p.at.v_token, p.at.v_head, features_of_cta(p)};
     const u32 first = warp * COPIED_ROWS;
     RingPosition v = {};
     ItemWalk walk = {};

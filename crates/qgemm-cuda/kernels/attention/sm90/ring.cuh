@@ -6,6 +6,7 @@
 #include "atoms/tma_batch.cuh"
 #include "atoms/tma_tensor5.cuh"
 #include "attention/mask_tile_list.cuh"
+#include "attention/value_slice.cuh"
 
 constexpr u32 BOX = 64, WARPGROUPS = QG_WARPGROUPS, ROWS = WARPGROUPS * 64;
 constexpr u32 CONSUMERS = WARPGROUPS * 128;
@@ -185,16 +186,16 @@ QG_DEVICE u32 slot_of(const RingPosition& k) {
 }
 #endif
 
-// Copies QG_KEYS rows of COLUMNS features from
-// `tile` on. Out-of-bounds rows become zeros.
+// Copies QG_KEYS rows of COLUMNS features, `first` and
+// further ones, from `tile` on. Out-of-bounds rows become zeros.
 template <u32 COLUMNS>
 QG_DEVICE void copy_rows(u8* to, const HeadsMap& map, const AttentionParams& p, const AttentionItem& item, u32 tile,
-                         u64* full) {
+                         u32 first, u64* full) {
     mbarrier_arrive_expect_tx(full, QG_KEYS * COLUMNS * 2);
     const u32 page = p.shape.flags & QG_FLAG_KV_OFFSETS ? 0 : item.s.index;
 #pragma unroll
     for (u32 i = 0; i < COLUMNS / BOX; i++) {
-        const i32 at[5] = {(i32)(i * BOX), (i32)(item.s.row + tile), (i32)item.kv_head, (i32)page, 0};
+        const i32 at[5] = {(i32)(first + i * BOX), (i32)(item.s.row + tile), (i32)item.kv_head, (i32)page, 0};
         cp_async_bulk_tensor_5d(to + i * KEYS_BOX_BYTES, &map, at, full);
     }
 }
@@ -227,13 +228,13 @@ QG_DEVICE void produce(AttentionRing& ring, const TmaAttentionParams& params) {
         for (u32 i = 0; i <= item.tiles; i++) {
             if (i < item.tiles) {
                 mbarrier_wait(&ring.k_empty[k.stage], k.parity ^ 1);
-                copy_rows<QG_QK>(ring.k[k.stage], params.k_map, p, item, AttentionItem::tile(item, i).key,
+                copy_rows<QG_QK>(ring.k[k.stage], params.k_map, p, item, AttentionItem::tile(item, i).key, 0,
                                  &ring.k_full[k.stage]);
                 RingPosition::next(k);
             }
             if (i > 0) {
                 mbarrier_wait(&ring.v_empty[v.stage], v.parity ^ 1);
-                copy_rows<QG_V>(ring.v[v.stage], params.v_map, p, item, AttentionItem::tile(item, i - 1).key,
+                copy_rows<QG_V>(ring.v[v.stage], params.v_map, p, item, AttentionItem::tile(item, i - 1).key, first_feature(),
                                 &ring.v_full[v.stage]);
                 RingPosition::next(v);
             }

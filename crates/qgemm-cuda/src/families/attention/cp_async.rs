@@ -7,7 +7,8 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_formats::DType;
 use qgemm_hal::{
     AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, CheckedAttention, Device, DeviceInfo, Family,
-    Geometry, HalError, KernelDType, KernelId, KvFormat, LaunchSequence, Operand, Operands, Spec, Unsupported, Variant,
+    Geometry, HalError, KernelDType, KernelId, KvFormat, KvFormats, LaunchSequence, Operand, Operands, Spec,
+    Unsupported, Variant,
 };
 
 use super::super::kernel_launch::{Addresses, KernelLaunch, MakeKernel, Params, load};
@@ -47,7 +48,7 @@ fn attend_spec(dtype: DType, dim: u32, (masked, bounded): (bool, bool), variant:
     // the key tile is smaller.
     let has_few_registers = masked && dim > 64;
     let keys = if has_little || has_few_registers { 32 } else { 64 };
-    let attend = AttentionSpec::attend(KvFormat::Plain(dtype), [dim; 2], ROWS, keys);
+    let attend = AttentionSpec::attend(KvFormats::both(KvFormat::Plain(dtype)), [dim; 2], ROWS, keys);
     AttentionSpec { x: KernelDType::Of(dtype), masked, bounded, ..attend }
 }
 
@@ -56,7 +57,7 @@ fn shared_bytes(spec: &AttentionSpec) -> u32 {
     let tiles = (ROWS + spec.keys) * spec.qk * 2 + spec.keys * spec.v * 2;
     // Absent keys, flags for infinite or NaN values, masked
     // tiles, and the CTA's work item.
-    let of_mask = if spec.masked { super::tile_bits_bytes(spec) } else { 0 };
+    let of_mask = if spec.masked { super::tile_bits_bytes(spec, THREADS / 32) } else { 0 };
     (tiles + 12 + of_mask).next_multiple_of(8).saturating_add(64).next_multiple_of(16)
 }
 
@@ -96,9 +97,10 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
     let prelude = Prelude {
         threads: Some(THREADS),
         ctas_per_sm: Some(CTAS_A_UNIT),
-        kv: Some(kv_code(spec.kv)),
+        kv: Some(kv_code(spec.kv.k)),
         qk: Some(spec.qk),
         v: Some(spec.v),
+        sliced: Some(0),
         keys: Some(spec.keys),
         bounded: Some(spec.bounded.into()),
         bits: Some(spec.masked.into()),

@@ -6,12 +6,13 @@ use qgemm_formats::DType;
 use qgemm_hal::abi::dtype_code;
 use qgemm_hal::{
     AttentionConfig, AttentionPlan, AttentionSpec, CheckedAttention, Device, DeviceInfo, Family, HalError, KernelDType,
-    KernelId, KvFormat, LaunchSequence, Math, Spec, Unsupported, Variant, WorkspaceLayout,
+    KernelId, KvFormat, KvFormats, LaunchSequence, Math, Spec, Unsupported, Variant, WorkspaceLayout,
 };
 
 use super::super::kernel_launch::{MakeKernel, load};
 use super::super::prelude::Prelude;
 use super::decode_pairs as pairs;
+use super::dequantized;
 use super::params::{for_attend, kv_code};
 use super::simt::{self, Attend, Cut, ctas};
 use crate::arch::check_shared;
@@ -29,8 +30,10 @@ const MOST_ROWS: usize = 128;
 /// Bytes after the rings, for what the end of a CTA
 /// needs (`SavedWork` in `attention/sm80/decode_work.cuh`).
 const STATE_BYTES: u32 = 48;
-/// Supported head dimensions.
-const DIMS: [u32; 2] = [64, 128];
+/// Supported head dimensions (Q and K, V).
+const DIMS: [[u32; 2]; 5] = [[64, 64], [128, 128], [256, 256], [512, 256], [512, 512]];
+/// Largest head dimension of quantized keys, and of sixteen rows.
+const MOST_CODES_DIM: u32 = 128;
 /// Minimum keys of a split-KV part.
 const LEAST_PART: usize = 256;
 /// Start and end of a CTA, expressed as the keys it
@@ -47,9 +50,23 @@ const EFFICIENCY: (u32, u32) = (920, 300);
 pub(super) struct AttentionDecode;
 
 /// The kernel for Q of type `x`.
-fn attend_spec(x: DType, kv: KvFormat, dim: u32, is_masked: bool, rows: u32, variant: Variant) -> AttentionSpec {
-    let keys = warps(rows, is_masked, variant) * tile(kv, dim);
-    AttentionSpec { x: KernelDType::Of(x), masked: is_masked, ..AttentionSpec::attend(kv, [dim; 2], rows, keys) }
+fn attend_spec(x: DType, kv: KvFormat, dims: [u32; 2], is_masked: bool, rows: u32, variant: Variant) -> AttentionSpec {
+    let keys = warps(dims, rows, is_masked, variant) * tile(kv, dims[0]);
+    AttentionSpec {
+        x: KernelDType::Of(x),
+        masked: is_masked,
+        ..AttentionSpec::attend(KvFormats::both(kv), dims, rows, keys)
+    }
+}
+
+/// Format of a kernel's keys and values.
+fn format(spec: &AttentionSpec) -> KvFormat {
+    spec.kv.k
+}
+
+/// Head dimensions of kernels for a KV format.
+fn dims(kv: KvFormat) -> impl Iterator<Item = [u32; 2]> {
+    DIMS.into_iter().filter(move |dims| kv.bits() > 8 || dims[0] <= MOST_CODES_DIM)
 }
 
 /// Supported row tiles (queries of the heads that share a
@@ -57,9 +74,10 @@ fn attend_spec(x: DType, kv: KvFormat, dim: u32, is_masked: bool, rows: u32, var
 ///
 /// Eight rows, the usual GQA group, are the columns of `mma`;
 /// sixteen are its rows. Dequantizing keys twice costs less than half-empty
-/// tiles, hence 8 rows for quantized keys.
-fn rows(kv: KvFormat, is_masked: bool, variant: Variant) -> &'static [u32] {
-    match kv.bits() > 8 {
+/// tiles, hence 8 rows for quantized keys. Registers hold eight
+/// rows of long heads.
+fn rows(kv: KvFormat, dims: [u32; 2], is_masked: bool, variant: Variant) -> &'static [u32] {
+    match kv.bits() > 8 && dims[0] <= MOST_CODES_DIM {
         true if is_masked || variant != Variant::Sm90 => &[16],
         true => &[8, 16],
         false => &[8],
@@ -75,8 +93,12 @@ fn is_transposed(spec: &AttentionSpec) -> bool {
 /// Warps of a CTA, which split its keys. More warps where
 /// registers are few and shared memory holds their rings: few parts
 /// are combined faster than many.
-fn warps(rows: u32, is_masked: bool, variant: Variant) -> u32 {
-    if rows == 8 && !is_masked && variant == Variant::Sm90 { 8 } else { 4 }
+fn warps(dims: [u32; 2], rows: u32, is_masked: bool, variant: Variant) -> u32 {
+    match dims[0] {
+        257.. => 2,
+        _ if rows == 8 && !is_masked && variant == Variant::Sm90 => 8,
+        _ => 4,
+    }
 }
 
 /// Threads of a CTA.
@@ -84,7 +106,7 @@ fn threads(spec: &AttentionSpec) -> u32 {
     if pairs::is_of(spec) {
         return pairs::THREADS;
     }
-    spec.keys / tile(spec.kv, spec.qk) * 32
+    spec.keys / tile(format(spec), spec.qk) * 32
 }
 
 /// Keys of a warp tile. Small keys get larger tiles to
@@ -114,7 +136,7 @@ fn ctas_a_unit(spec: &AttentionSpec, variant: Variant) -> usize {
         _ => 100 << 10,
     };
     // Limited by registers.
-    let most = match spec.kv.bits() > 8 || (spec.masked && variant < Variant::Sm90) {
+    let most = match format(spec).bits() > 8 || (spec.masked && variant < Variant::Sm90) {
         true => 2,
         false if threads(spec) > 128 => 2,
         false => 3,
@@ -125,7 +147,7 @@ fn ctas_a_unit(spec: &AttentionSpec, variant: Variant) -> usize {
 /// Slots of a warp's ring. A slot holds the keys
 /// or the values of a tile.
 fn slots(spec: &AttentionSpec) -> u32 {
-    match spec.kv.bits() > 8 {
+    match format(spec).bits() > 8 {
         _ if pairs::is_of(spec) => pairs::SLOTS,
         true if is_transposed(spec) => 3,
         true => 6,
@@ -140,13 +162,13 @@ fn shared_bytes(spec: &AttentionSpec) -> u32 {
     if pairs::is_of(spec) {
         return pairs::ring_bytes() + STATE_BYTES;
     }
-    let bytes = |numbers: u32| spec.kv.bytes_of(numbers as usize) as u32;
-    let scales = spec.kv.scale_bytes_of(spec.qk as usize) as u32;
+    let bytes = |numbers: u32| format(spec).bytes_of(numbers as usize) as u32;
+    let scales = format(spec).scale_bytes_of(spec.qk as usize) as u32;
     // Swizzled rows need no padding.
-    let is_permuted = |numbers| spec.kv.bits() > 8 || bytes(numbers) == 128;
-    let k_gap = match spec.kv {
-        _ if is_permuted(spec.qk) || spec.kv == KvFormat::E4M3 => 0,
-        _ if spec.kv.bits() == 8 => 32,
+    let is_permuted = |numbers| format(spec).bits() > 8 || bytes(numbers) == 128;
+    let k_gap = match format(spec) {
+        _ if is_permuted(spec.qk) || format(spec) == KvFormat::E4M3 => 0,
+        _ if format(spec).bits() == 8 => 32,
         _ => 16,
     };
     let v_gap = if is_permuted(spec.v) { 0 } else { 16 };
@@ -166,11 +188,11 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
     let prelude = Prelude {
         threads: Some(threads(&spec)),
         x: Some(dtype_code(x)),
-        kv: Some(kv_code(spec.kv)),
+        kv: Some(kv_code(format(&spec))),
         qk: Some(spec.qk),
         v: Some(spec.v),
         rows: Some(spec.rows),
-        tile: Some(tile(spec.kv, spec.qk)),
+        tile: Some(tile(format(&spec), spec.qk)),
         slots: Some(slots(&spec)),
         counters: Some(COUNTERS as u32),
         shared_bytes: Some(shared_bytes(&spec)),
@@ -190,13 +212,14 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
     }
 }
 
-/// All kernels of the family for `variant`.
+/// All kernels of the family for `variant` but those of rare head
+/// dimensions, which are compiled on first use.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     let all = formats(variant).flat_map(move |(x, kv)| {
-        DIMS.into_iter().flat_map(move |dim| {
+        dims(kv).filter(|dims| super::is_common(dims[0])).flat_map(move |dims| {
             [false, true].into_iter().flat_map(move |is_masked| {
-                let of_rows = move |&rows| attend_spec(x, kv, dim, is_masked, rows, variant);
-                rows(kv, is_masked, variant).iter().map(of_rows)
+                let of_rows = move |&rows| attend_spec(x, kv, dims, is_masked, rows, variant);
+                rows(kv, dims, is_masked, variant).iter().map(of_rows)
             })
         })
     });
@@ -207,10 +230,12 @@ pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
 /// The kernel for `op`, or the refusal.
 pub(super) fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(AttentionSpec, Variant), Unsupported> {
     let variant = info.variant.ok_or_else(|| Unsupported::new("runs on CUDA devices only"))?;
-    if !formats(variant).any(|(x, kv)| (x, kv) == (op.dtype, op.kv)) {
-        let why = "multiplies Q of f16 or bf16 with keys of its type or in codes, from Ampere on";
-        return Err(Unsupported::new(why));
-    }
+    let kv = op.kv.single().filter(|&kv| formats(variant).any(|served| served == (op.dtype, kv)));
+    let kv = kv.ok_or_else(|| {
+        Unsupported::new(
+            "multiplies Q of f16 or bf16 with keys and values of its type or in codes of one format, from Ampere on",
+        )
+    })?;
     if !op.q.aligned || !op.k.rows.aligned || !op.v.rows.aligned {
         return Err(Unsupported::new("reads Q, K and V whose rows begin at multiples of what it loads at once"));
     }
@@ -218,13 +243,13 @@ pub(super) fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(Atten
     if rows > MOST_ROWS {
         return Err(Unsupported::new(format!("has at most {MOST_ROWS} queries of heads that share keys, not {rows}")));
     }
-    let dim = DIMS.into_iter().find(|&dim| dim as usize >= op.qk_dim.max(op.v_dim));
-    let dim = dim.ok_or_else(|| Unsupported::new("has no kernel for so many features a head"))?;
-    let all = self::rows(op.kv, op.mask.is_some(), variant);
+    let dims = dims(kv).find(|&[qk, v]| qk as usize >= op.qk_dim && v as usize >= op.v_dim);
+    let dims = dims.ok_or_else(|| Unsupported::new("has no kernel for so many features a head"))?;
+    let all = self::rows(kv, dims, op.mask.is_some(), variant);
     let of_cta = all.iter().copied().find(|&of_cta| of_cta as usize >= rows).unwrap_or(all[all.len() - 1]);
-    let spec = match takes_pairs(op, variant, info) {
-        true => pairs::attend_spec(op.dtype, op.kv),
-        false => attend_spec(op.dtype, op.kv, dim, op.mask.is_some(), of_cta, variant),
+    let spec = match takes_pairs(op, kv, variant, info) {
+        true => pairs::attend_spec(op.dtype, kv),
+        false => attend_spec(op.dtype, kv, dims, op.mask.is_some(), of_cta, variant),
     };
     check_shared(shared_bytes(&spec), info)?;
     Ok((spec, variant))
@@ -234,8 +259,8 @@ pub(super) fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(Atten
 /// process more keys, but take longer to start and end.
 /// With batch invariance the choice must not depend on the
 /// batch, so pairs are never used.
-fn takes_pairs(op: &CheckedAttention, variant: Variant, info: &DeviceInfo) -> bool {
-    let spec = pairs::attend_spec(op.dtype, op.kv);
+fn takes_pairs(op: &CheckedAttention, kv: KvFormat, variant: Variant, info: &DeviceInfo) -> bool {
+    let spec = pairs::attend_spec(op.dtype, kv);
     let part_keys = || cut(op, &spec, ctas_a_unit(&spec, variant), info.units).part_keys;
     !op.batch_invariant && pairs::serves(op, variant) && part_keys() >= pairs::LEAST_PART
 }
@@ -285,29 +310,39 @@ fn partial_bytes(op: &CheckedAttention, spec: &AttentionSpec, cut: &Cut) -> usiz
     }
 }
 
+/// Configs for keys and values as they are stored.
+fn configs(op: &CheckedAttention, info: &DeviceInfo) -> Result<Vec<AttentionConfig>, Unsupported> {
+    let (spec, variant) = spec_of(op, info)?;
+    super::check_invariant(NAME, op, info)?;
+    let cut = cut(op, &spec, ctas_a_unit(&spec, variant), info.units);
+    ctas(&[op.sequences, op.kv_heads, cut.row_ctas, cut.parts])?;
+    ctas(&[op.sequences, op.most_queries(), op.heads])?;
+    let rows = op.most_queries() * op.group();
+    Ok(vec![AttentionConfig {
+        kernel: id(spec, variant),
+        launches: if cut.parts > 1 && !combines_splits(op, cut.row_ctas) { 2 } else { 1 },
+        parts: cut.parts as u32,
+        part_keys: cut.part_keys as u32,
+        workspace_bytes: if cut.parts > 1 { partial_bytes(op, &spec, &cut) } else { 0 },
+        dequantized_bytes: 0,
+        math: Math::TensorF16,
+        padding: (cut.row_ctas * spec.rows as usize) as f64 / rows as f64,
+        efficiency: EFFICIENCY,
+    }])
+}
+
 impl Family<CheckedAttention> for AttentionDecode {
     fn name(&self) -> &'static str {
         NAME
     }
 
     fn configs(&self, op: &CheckedAttention, info: &DeviceInfo) -> Result<Vec<AttentionConfig>, Unsupported> {
-        let (spec, variant) = spec_of(op, info)?;
-        super::check_invariant(NAME, op, info)?;
-        let cut = cut(op, &spec, ctas_a_unit(&spec, variant), info.units);
-        ctas(&[op.sequences, op.kv_heads, cut.row_ctas, cut.parts])?;
-        ctas(&[op.sequences, op.most_queries(), op.heads])?;
-        let rows = op.most_queries() * op.group();
-        Ok(vec![AttentionConfig {
-            kernel: id(spec, variant),
-            launches: if cut.parts > 1 && !combines_splits(op, cut.row_ctas) { 2 } else { 1 },
-            parts: cut.parts as u32,
-            part_keys: cut.part_keys as u32,
-            workspace_bytes: if cut.parts > 1 { partial_bytes(op, &spec, &cut) } else { 0 },
-            dequantized_bytes: 0,
-            math: Math::TensorF16,
-            padding: (cut.row_ctas * spec.rows as usize) as f64 / rows as f64,
-            efficiency: EFFICIENCY,
-        }])
+        let multiplied = configs(op, info);
+        // Kernels that multiply codes need no plain keys.
+        if multiplied.is_ok() || op.kv.are_plain() {
+            return multiplied;
+        }
+        dequantized::configs(op, |op| configs(op, info))
     }
 
     fn prepare(
@@ -321,7 +356,8 @@ impl Family<CheckedAttention> for AttentionDecode {
 
     fn source_hash(&self, _: &CheckedAttention, config: &AttentionConfig) -> u64 {
         let (Spec::Attention(spec), Some(variant)) = (config.kernel.spec, config.kernel.variant) else { return 0 };
-        source(spec, variant).source_hash().short().rotate_left(7) ^ simt::combine_hash(variant)
+        let plain = if config.dequantized_bytes > 0 { dequantized::source(variant).source_hash().short() } else { 0 };
+        source(spec, variant).source_hash().short().rotate_left(7) ^ simt::combine_hash(variant) ^ plain.rotate_left(13)
     }
 }
 

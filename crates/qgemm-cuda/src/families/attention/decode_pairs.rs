@@ -7,7 +7,9 @@ use std::sync::Arc;
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::DType;
 use qgemm_hal::abi::AttentionPointers;
-use qgemm_hal::{AttentionSpec, CheckedAttention, HalError, KernelDType, KvFormat, KvRows, Operands, Paging, Variant};
+use qgemm_hal::{
+    AttentionSpec, CheckedAttention, HalError, KernelDType, KvFormat, KvFormats, KvRows, Operands, Paging, Variant,
+};
 
 use super::super::kernel_launch::{Addresses, Params};
 use super::super::launch_params::LaunchParams;
@@ -44,7 +46,7 @@ const MOST_STRIDE: u64 = 1 << 40;
 
 /// The kernel for Q of type `x`.
 pub(super) fn attend_spec(x: DType, kv: KvFormat) -> AttentionSpec {
-    let attend = AttentionSpec::attend(kv, [DIM; 2], ROWS, TURN_KEYS);
+    let attend = AttentionSpec::attend(KvFormats::both(kv), [DIM; 2], ROWS, TURN_KEYS);
     AttentionSpec { x: KernelDType::Of(x), kv_heads: HEADS as u32, ..attend }
 }
 
@@ -74,7 +76,7 @@ pub(super) fn ring_bytes() -> u32 {
 pub(super) fn serves(op: &CheckedAttention, variant: Variant) -> bool {
     let Paging { page_size, width, .. } = op.paging();
     let are_whole = width == 0 || (page_size.is_power_of_two() && page_size >= LEAST_BOX);
-    has(op.kv, variant)
+    op.kv.single().is_some_and(|kv| has(kv, variant))
         && op.mask.is_none()
         && op.kv_heads.is_multiple_of(HEADS)
         && [op.qk_dim, op.v_dim] == [DIM as usize; 2]

@@ -1,6 +1,8 @@
 //! Attention over quantized keys and values by the kernels for plain
 //! ones: a launch in front dequantizes the keys and values that
-//! the step attends to into the workspace.
+//! the step attends to into the workspace. Where only one of them
+//! is quantized, the other is copied, so that both find their rows
+//! alike.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,8 +12,8 @@ use qgemm_formats::DType;
 use qgemm_hal::abi::AttentionPlainKv;
 use qgemm_hal::{
     AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, AttentionStep, CheckedAttention, DeviceInfo,
-    Geometry, HalError, HeadRows, KernelId, KvAddressing, KvFormat, KvRows, LaunchSequence, LaunchStep, Operand,
-    Operands, Paging, Placed, Spec, Unsupported, Variant, WorkspaceLayout,
+    Geometry, HalError, HeadRows, KernelId, KvAddressing, KvFormat, KvFormats, KvRows, LaunchSequence, LaunchStep,
+    Operand, Operands, Paging, Placed, Spec, Unsupported, Variant, WorkspaceLayout,
 };
 
 use super::super::kernel_launch::{Addresses, KernelLaunch, MakeKernel, Params};
@@ -77,7 +79,7 @@ impl Dequantized {
     /// # Errors
     /// Why they are not dequantized in front.
     pub fn of(op: &CheckedAttention) -> Result<Option<Self>, Unsupported> {
-        if op.kv.is_plain() {
+        if op.kv.are_plain() {
             return Ok(None);
         }
         if !matches!(op.dtype, DType::F16 | DType::BF16) {
@@ -104,7 +106,7 @@ impl Dequantized {
             )));
         }
         let sequence_rows = if matches!(places, KvAddressing::Offsets { .. }) { 0 } else { rows / op.sequences.max(1) };
-        let kv = KvFormat::Plain(op.dtype);
+        let kv = KvFormats::both(KvFormat::Plain(op.dtype));
         let plain = CheckedAttention { places, kv, ..op.clone() };
         let page_rows = plain.paging().page_size;
         let (k, v) = (contiguous(op, op.qk_dim, page_rows), contiguous(op, op.v_dim, page_rows));
@@ -150,7 +152,7 @@ pub(super) fn configs(
 }
 
 fn spec() -> AttentionSpec {
-    let plain = AttentionSpec::attend(KvFormat::Plain(DType::F16), [0; 2], 1, TILE_KEYS as u32);
+    let plain = AttentionSpec::attend(KvFormats::both(KvFormat::Plain(DType::F16)), [0; 2], 1, TILE_KEYS as u32);
     AttentionSpec { step: AttentionStep::Dequantize, ..plain }
 }
 
@@ -195,8 +197,8 @@ fn step(
         table: (table.start - keys.start) as u64,
         sequence_rows: dequantized.sequence_rows as u64,
         table_width: width as u32,
-        key_format: kv_code(op.kv),
-        value_format: kv_code(op.kv),
+        key_format: kv_code(op.kv.k),
+        value_format: kv_code(op.kv.v),
         sequence_ctas: sequence_ctas as u32,
     };
     let launch = KernelLaunch {

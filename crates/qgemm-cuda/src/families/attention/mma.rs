@@ -1,10 +1,14 @@
 //! `attention_mma`: attention with `mma.sync`, 64 queries of a head per
-//! CTA; 128 on Volta where registers suffice.
+//! CTA; 128 on Volta where registers suffice. Value features beyond
+//! what registers hold are slices of further CTAs.
+
+use std::ops::ControlFlow;
 
 use qgemm_formats::DType;
 use qgemm_hal::{
     AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, CheckedAttention, Device, DeviceInfo, Family,
-    Geometry, HalError, KernelDType, KernelId, KvFormat, LaunchSequence, Operand, Spec, Unsupported, Variant,
+    Geometry, HalError, KernelDType, KernelId, KvFormat, KvFormats, LaunchSequence, Operand, Spec, Unsupported,
+    Variant,
 };
 
 use super::super::kernel_launch::{KernelLaunch, MakeKernel, load};
@@ -18,16 +22,21 @@ use crate::spec::KernelSpec;
 
 /// Family name.
 pub(super) const NAME: &str = "attention_mma";
-/// Threads of a CTA: one warp for every 16 queries.
-const THREADS: u32 = 128;
 /// Supported head dimensions (Q and K, V). Others are
 /// padded to the next pair.
-const DIMS: [(u32, u32); 7] = [(64, 64), (80, 80), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
+const DIMS: [(u32, u32); 10] =
+    [(64, 64), (80, 80), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256), (320, 256), (512, 256), (512, 512)];
+/// Value features of a CTA: its accumulators are 128 registers, on
+/// Volta 96 beside those of keys in flight.
+const MOST_SLICE: u32 = 256;
+const VOLTA_SLICE: u32 = 192;
 /// Value features that Volta's `mma` multiplies together.
 const VOLTA_FEATURES: u32 = 32;
 /// Shared memory of a CTA on Turing; on Volta
 /// two CTAs fit with it.
 const TURING_SHARED_BYTES: u32 = 64 << 10;
+/// Shared memory of a CTA on Volta.
+const VOLTA_SHARED_BYTES: u32 = 96 << 10;
 /// Expected shares of the bandwidth and of the matrix rate, per
 /// mille. On Hopper the rate is that of `wgmma`.
 const EFFICIENCY: (u32, u32) = (700, 450);
@@ -45,12 +54,27 @@ fn dtypes(variant: Variant) -> &'static [DType] {
     }
 }
 
+/// Value features of a CTA.
+fn slice(spec: &AttentionSpec, variant: Variant) -> u32 {
+    match spec.v > MOST_SLICE {
+        true if variant == Variant::Sm70 => VOLTA_SLICE,
+        _ => spec.v.min(MOST_SLICE),
+    }
+}
+
+/// Threads of a CTA: one warp for every 16 queries, on Volta
+/// also for 32.
+fn threads(spec: &AttentionSpec) -> u32 {
+    spec.rows.min(64) * 2
+}
+
 fn attend_spec(dtype: DType, (qk, v): (u32, u32), is_masked: bool, variant: Variant) -> AttentionSpec {
     // Turing has shared memory and registers for fewer rows. Volta's warps
     // take twice as many queries where registers suffice.
     let rows = match qk {
         ..=96 if variant == Variant::Sm70 => 128,
         ..=128 if variant == Variant::Sm70 && !is_masked => 128,
+        321.. if variant == Variant::Sm75 => 32,
         _ => 64,
     };
     let keys = match qk {
@@ -60,27 +84,43 @@ fn attend_spec(dtype: DType, (qk, v): (u32, u32), is_masked: bool, variant: Vari
         193.. => 32,
         _ => 64,
     };
-    let attend = AttentionSpec::attend(KvFormat::Plain(dtype), [qk, v], rows, keys);
+    let attend = AttentionSpec::attend(KvFormats::both(KvFormat::Plain(dtype)), [qk, v], rows, keys);
     AttentionSpec { x: KernelDType::Of(dtype), masked: is_masked, ..attend }
 }
 
 /// `SharedStorage` of `attention/sm70/prefill_tile.cuh`.
 fn shared_bytes(spec: &AttentionSpec, variant: Variant) -> u32 {
-    let (qk_pitch, v_pitch) = (spec.qk * 2 + 16, spec.v * 2 + 16);
+    let (qk_pitch, v_pitch) = (spec.qk * 2 + 16, slice(spec, variant) * 2 + 16);
     // On Volta keys and values share a buffer in turn.
     let a_key = if variant == Variant::Sm70 { qk_pitch.max(v_pitch) } else { qk_pitch + v_pitch };
-    let of_mask = if spec.masked { super::tile_bits_bytes(spec) } else { 0 };
+    let of_mask = if spec.masked { super::tile_bits_bytes(spec, threads(spec) / 32) } else { 0 };
     let bytes = spec.rows * qk_pitch + spec.keys * a_key + (2 + spec.keys) * 4 + of_mask;
     bytes.next_multiple_of(4)
 }
 
+/// Most shared memory of a CTA.
+fn most_shared_bytes(spec: &AttentionSpec, variant: Variant) -> u32 {
+    match variant {
+        Variant::Sm70 if spec.qk > 320 => VOLTA_SHARED_BYTES,
+        Variant::Sm70 | Variant::Sm75 => TURING_SHARED_BYTES,
+        _ => u32::MAX,
+    }
+}
+
 /// Kernels of a type that fit on `variant`.
 fn kernels(dtype: DType, is_masked: bool, variant: Variant) -> impl Iterator<Item = AttentionSpec> {
-    let all = DIMS.into_iter().map(move |dims| attend_spec(dtype, dims, is_masked, variant));
+    let of_dims = move |dims| {
+        let spec = attend_spec(dtype, dims, is_masked, variant);
+        // Large heads have half the queries where shared memory is small.
+        let fewer =
+            (spec.qk > 320 && variant >= Variant::Sm80).then_some(AttentionSpec { rows: spec.rows / 2, ..spec });
+        [Some(spec), fewer].into_iter().flatten()
+    };
+    let all = DIMS.into_iter().flat_map(of_dims);
     // Mask words hold 32 keys.
     let has_words = move |spec: &AttentionSpec| !is_masked || spec.keys.is_multiple_of(32);
     all.filter(move |spec| variant > Variant::Sm70 || spec.v.is_multiple_of(VOLTA_FEATURES))
-        .filter(move |spec| variant >= Variant::Sm80 || shared_bytes(spec, variant) <= TURING_SHARED_BYTES)
+        .filter(move |spec| shared_bytes(spec, variant) <= most_shared_bytes(spec, variant))
         .filter(has_words)
 }
 
@@ -96,10 +136,14 @@ pub(super) fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(Atten
         return Err(Unsupported::new("reads Q, K and V whose rows begin at multiples of 16 bytes"));
     }
     let fits = |spec: &AttentionSpec| spec.qk as usize >= op.qk_dim && spec.v as usize >= op.v_dim;
-    let spec = kernels(dtype, op.mask.is_some(), variant).find(fits);
-    let spec = spec.ok_or_else(|| Unsupported::new("has no kernel for so many features a head"))?;
-    check_shared(shared_bytes(&spec, variant), info)?;
-    Ok((spec, variant))
+    let refusal = Unsupported::new("has no kernel for so many features a head");
+    let fitting = kernels(dtype, op.mask.is_some(), variant).filter(fits);
+    let mut checked = fitting.map(|spec| check_shared(shared_bytes(&spec, variant), info).map(|()| spec));
+    let spec = checked.try_fold(refusal, |_, spec| spec.map_or_else(ControlFlow::Continue, ControlFlow::Break));
+    match spec {
+        ControlFlow::Break(spec) => Ok((spec, variant)),
+        ControlFlow::Continue(refusal) => Err(refusal),
+    }
 }
 
 fn id(spec: AttentionSpec, variant: Variant) -> KernelId {
@@ -111,6 +155,7 @@ fn id(spec: AttentionSpec, variant: Variant) -> KernelId {
 fn ctas_per_sm(spec: &AttentionSpec, variant: Variant) -> Option<u32> {
     let is_masked = spec.masked;
     match (spec.qk, spec.v) {
+        (321.., _) => Some(1),
         _ if variant == Variant::Sm70 => Some(2),
         (64, 64) if is_masked => Some(3),
         (80, 80) | (128, 128) if is_masked => Some(2),
@@ -124,10 +169,11 @@ fn ctas_per_sm(spec: &AttentionSpec, variant: Variant) -> Option<u32> {
 fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
     let entry = "entry/sm70_attention_mma.cu";
     let prelude = Prelude {
-        threads: Some(THREADS),
-        kv: Some(kv_code(spec.kv)),
+        threads: Some(threads(&spec)),
+        kv: Some(kv_code(spec.kv.k)),
         qk: Some(spec.qk),
-        v: Some(spec.v),
+        v: Some(slice(&spec, variant)),
+        sliced: Some((slice(&spec, variant) < spec.v).into()),
         rows: Some(spec.rows),
         keys: Some(spec.keys),
         bits: Some(spec.masked.into()),
@@ -139,11 +185,13 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
     KernelSpec { name, entry, text: source::entry(entry), symbol, prelude: prelude.text(), arch_specific: false }
 }
 
-/// All kernels of the family for `variant`.
+/// All kernels of the family for `variant` but those of rare head
+/// dimensions, which are compiled on first use.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     let of_type =
         move |&dtype: &DType| [false, true].into_iter().flat_map(move |is_masked| kernels(dtype, is_masked, variant));
-    dtypes(variant).iter().flat_map(of_type).map(move |spec| source(spec, variant))
+    let common = dtypes(variant).iter().flat_map(of_type).filter(|spec| super::is_common(spec.qk));
+    common.map(move |spec| source(spec, variant))
 }
 
 /// Configs for plain keys and values.
@@ -152,7 +200,8 @@ fn configs(op: &CheckedAttention, info: &DeviceInfo) -> Result<Vec<AttentionConf
     super::check_invariant(NAME, op, info)?;
     ctas(&[op.sequences, op.heads, op.most_queries().div_ceil(spec.rows as usize)])?;
     let efficiency = if variant == Variant::Sm90 { EFFICIENCY_ON_HOPPER } else { EFFICIENCY };
-    Ok(vec![super::one_launch(op, id(spec, variant), &spec, efficiency)])
+    let config = super::one_launch(op, id(spec, variant), &spec, efficiency);
+    Ok(vec![AttentionConfig { padding: super::padding_of_slices(op, &spec, slice(&spec, variant)), ..config }])
 }
 
 impl Family<CheckedAttention> for AttentionMma {
@@ -188,12 +237,13 @@ pub(super) fn sequence(
     use AttentionOperand as O;
     let Spec::Attention(spec) = config.kernel.spec else { unreachable!("a configuration is of a kernel of attention") };
     let row_ctas = op.most_queries().div_ceil(spec.rows as usize);
+    let slices = op.v_dim.div_ceil(slice(&spec, variant) as usize) as u32;
     let launch = KernelLaunch {
         id: config.kernel,
         spec: source(spec, variant),
         geometry: Geometry {
-            grid: [(op.sequences * op.heads * row_ctas) as u32, 1, 1],
-            threads: THREADS,
+            grid: [(op.sequences * op.heads * row_ctas) as u32, slices, 1],
+            threads: threads(&spec),
             shared_bytes: shared_bytes(&spec, variant),
         },
         // These kernels call `griddepcontrol_wait` themselves (atoms/sync.cuh).

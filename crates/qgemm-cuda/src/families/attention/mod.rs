@@ -66,10 +66,16 @@ impl Algorithm {
 const LEAST_QUERIES: usize = 17;
 
 /// `TileBits` of `attention/mask_tile.cuh`
-/// for four warps: two words for each warp, and one
+/// for `warps` warps: two words for each warp, and one
 /// word of 32 keys for each row.
-fn tile_bits_bytes(spec: &AttentionSpec) -> u32 {
-    (4 * 2 + spec.rows * (spec.keys / 32)) * 4
+fn tile_bits_bytes(spec: &AttentionSpec, warps: u32) -> u32 {
+    (warps * 2 + spec.rows * (spec.keys / 32)) * 4
+}
+
+/// Whether bundles have the kernels of a head dimension. Others are
+/// compiled on first use.
+const fn is_common(dim: u32) -> bool {
+    dim <= 256
 }
 
 /// Values of the axes that double a kernel: whether there is a
@@ -86,6 +92,13 @@ fn is_bounded(op: &CheckedAttention) -> bool {
 fn padding(op: &CheckedAttention, spec: &AttentionSpec) -> f64 {
     let rows = op.most_queries().next_multiple_of(spec.rows as usize) as f64 / op.most_queries() as f64;
     rows * f64::from(spec.qk + spec.v) / (op.qk_dim + op.v_dim) as f64
+}
+
+/// As [`padding`], of CTAs with slices of the value features. Each
+/// multiplies queries and keys.
+fn padding_of_slices(op: &CheckedAttention, spec: &AttentionSpec, slice: u32) -> f64 {
+    let slices = op.v_dim.div_ceil(slice as usize) as u32;
+    padding(op, &AttentionSpec { qk: slices * spec.qk, v: slices * slice, ..*spec })
 }
 
 /// Config of a matrix-instruction kernel without split-KV: one launch.

@@ -8,7 +8,8 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_formats::DType;
 use qgemm_hal::abi::{self, AttentionBits, AttentionPointers, AttentionShape, dtype_code};
 use qgemm_hal::{
-    AttentionOperand, CheckedAttention, HalError, KvAddressing, KvFormat, MaskBits, Operands, Paging, QueryLengths,
+    AttentionOperand, CheckedAttention, HalError, KvAddressing, KvFormat, KvFormats, MaskBits, Operands, Paging,
+    QueryLengths,
 };
 
 use super::super::kernel_launch::{Addresses, Params};
@@ -40,6 +41,7 @@ impl AttentionParams {
             (&mut params.at.kv_lengths, O::KvLengths),
             (&mut params.at.block_table, O::BlockTable),
             (&mut params.at.sinks, O::Sinks),
+            (&mut params.at.gate, O::Gate),
             (&mut params.at.d, O::D),
             (&mut params.at.lse, O::Lse),
             (&mut params.at.workspace, O::Workspace),
@@ -131,6 +133,7 @@ impl AttentionParams {
             (abi::FLAG_Q_ALIGNED, op.q.aligned),
             (abi::FLAG_KV_ALIGNED, op.k.rows.aligned && op.v.rows.aligned),
             (abi::FLAG_D_ALIGNED, op.d.aligned),
+            (abi::FLAG_GATE_ALIGNED, op.gate.is_some_and(|gate| gate.aligned)),
         ];
         let shape = AttentionShape {
             sequences: op.sequences as u32,
@@ -163,6 +166,8 @@ impl AttentionParams {
             v_head: op.v.rows.head_stride,
             d_token: op.d.token_stride,
             d_head: op.d.head_stride,
+            gate_token: op.gate.map_or(0, |gate| gate.token_stride),
+            gate_head: op.gate.map_or(0, |gate| gate.head_stride),
             parts,
             part_keys,
             row_ctas,
@@ -175,5 +180,5 @@ impl AttentionParams {
 
 /// Whether Q, K and V all have type `dtype`.
 pub(super) fn is_all(op: &CheckedAttention, dtype: DType) -> bool {
-    op.dtype == dtype && op.kv == KvFormat::Plain(dtype)
+    op.dtype == dtype && op.kv == KvFormats::both(KvFormat::Plain(dtype))
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use qgemm_hal::{
     AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, AttentionStep, CheckedAttention, Device,
-    DeviceInfo, Family, Geometry, HalError, KernelId, KvFormat, LaunchSequence, LaunchStep, Math, Operand, Spec,
-    Unsupported, Variant, WorkspaceLayout,
+    DeviceInfo, Family, Geometry, HalError, KernelId, KvFormat, KvFormats, LaunchSequence, LaunchStep, Math, Operand,
+    Spec, Unsupported, Variant, WorkspaceLayout,
 };
 
 use super::super::kernel_launch::{KernelLaunch, MakeKernel, Params, load};
@@ -24,8 +24,15 @@ const THREADS: u32 = 128;
 const ROWS: [u32; 3] = [1, 4, 8];
 /// Row tiles of kernels with a mask.
 const MASKED_ROWS: [u32; 1] = [4];
-/// Lanes that hold a key, with eight features each.
-const LANES: [u32; 3] = [8, 16, 32];
+/// Row tiles with sixteen features a lane.
+const WIDE_ROWS: [u32; 2] = [1, 2];
+/// Row tiles of these with a mask.
+const MASKED_WIDE_ROWS: [u32; 1] = [2];
+/// Head dimensions. A key is held by up to 32 lanes with eight
+/// features each, beyond that with sixteen.
+const DIMS: [u32; 4] = [64, 128, 256, 512];
+/// Value features of a CTA that combines parts.
+const COMBINE_FEATURES: usize = 256;
 /// CTAs per SM to aim for: keys are split until
 /// there are this many CTAs.
 const CTAS_A_UNIT: usize = 4;
@@ -47,50 +54,65 @@ const EFFICIENCY: (u32, u32) = (850, 350);
 #[derive(Debug)]
 pub(super) struct AttentionSimt;
 
-/// Lanes that hold a key.
-fn lanes(op: &CheckedAttention) -> u32 {
+/// Head dimension of the kernel for `op`.
+fn dim(op: &CheckedAttention) -> u32 {
     let dim = op.qk_dim.max(op.v_dim) as u32;
-    LANES.into_iter().find(|lanes| lanes * 8 >= dim).unwrap_or(LANES[2])
+    DIMS.into_iter().find(|&most| most >= dim).unwrap_or(DIMS[DIMS.len() - 1])
+}
+
+/// Features of a lane.
+const fn lane_features(dim: u32) -> u32 {
+    if dim > 32 * 8 { 16 } else { 8 }
+}
+
+/// Lanes that hold a key.
+const fn lanes(dim: u32) -> u32 {
+    dim / lane_features(dim)
 }
 
 /// Lane groups of a CTA.
-const fn groups(lanes: u32) -> u32 {
-    THREADS / lanes
+const fn groups(dim: u32) -> u32 {
+    THREADS / lanes(dim)
 }
 
-/// Keys that a lane group loads together. With more rows,
-/// fewer registers remain for keys.
-const fn keys_together(rows: u32) -> u32 {
-    if rows > 4 { 2 } else { 4 }
+/// Keys that a lane group loads together. With more rows or
+/// features, fewer registers remain for keys.
+const fn keys_together(dim: u32, rows: u32) -> u32 {
+    if rows > 4 || lane_features(dim) > 8 { 2 } else { 4 }
 }
 
 fn spec_of(op: &CheckedAttention) -> AttentionSpec {
-    let (lanes, rows) = (lanes(op), op.most_queries() * op.group());
+    let (dim, rows) = (dim(op), op.most_queries() * op.group());
     let is_masked = op.mask.is_some();
-    let most = rows_of(is_masked);
+    let most = rows_of(dim, is_masked);
     let rows = most.iter().copied().find(|&most| most as usize >= rows).unwrap_or(most[most.len() - 1]);
-    attend_spec(op.kv, lanes, rows, is_masked)
+    attend_spec(op.kv, dim, rows, is_masked)
 }
 
 /// Row tiles.
-const fn rows_of(is_masked: bool) -> &'static [u32] {
-    if is_masked { &MASKED_ROWS } else { &ROWS }
+const fn rows_of(dim: u32, is_masked: bool) -> &'static [u32] {
+    match (lane_features(dim) > 8, is_masked) {
+        (false, false) => &ROWS,
+        (false, true) => &MASKED_ROWS,
+        (true, false) => &WIDE_ROWS,
+        (true, true) => &MASKED_WIDE_ROWS,
+    }
 }
 
-fn attend_spec(kv: KvFormat, lanes: u32, rows: u32, is_masked: bool) -> AttentionSpec {
-    let keys = groups(lanes) * keys_together(rows);
-    AttentionSpec { masked: is_masked, ..AttentionSpec::attend(kv, [lanes * 8; 2], rows, keys) }
+fn attend_spec(kv: KvFormats, dim: u32, rows: u32, is_masked: bool) -> AttentionSpec {
+    let keys = groups(dim) * keys_together(dim, rows);
+    AttentionSpec { masked: is_masked, ..AttentionSpec::attend(kv, [dim; 2], rows, keys) }
 }
 
 /// The split-KV combine kernel, for every format and dimension.
 fn combine_spec() -> AttentionSpec {
-    let kv = KvFormat::Plain(qgemm_formats::DType::F32);
+    let kv = KvFormats::both(KvFormat::Plain(qgemm_formats::DType::F32));
     AttentionSpec { step: AttentionStep::Combine, ..AttentionSpec::attend(kv, [256; 2], 1, 1) }
 }
 
 /// `SharedStorage` of `entry/attention_combine.cu`: row_max, row_sum and
-/// 256 columns of sums for each warp.
-const COMBINE_SHARED_BYTES: u32 = THREADS / 32 * (2 + 256) * 4;
+/// the sums of each warp.
+const COMBINE_SHARED_BYTES: u32 = THREADS / 32 * (2 + COMBINE_FEATURES as u32) * 4;
 
 fn id(spec: AttentionSpec, variant: Variant) -> KernelId {
     KernelId::new(NAME, Some(variant), Spec::Attention(spec))
@@ -98,8 +120,7 @@ fn id(spec: AttentionSpec, variant: Variant) -> KernelId {
 
 /// `SharedStorage` of `attention/simt/rows.cuh`.
 fn shared_bytes(spec: &AttentionSpec) -> u32 {
-    let groups = groups(spec.qk / 8);
-    groups * spec.rows * (spec.qk + 2) * 4
+    groups(spec.qk) * spec.rows * (spec.qk + 2) * 4
 }
 
 fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
@@ -118,11 +139,13 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
 fn attend_prelude(spec: &AttentionSpec, variant: Variant) -> Prelude<'static> {
     // With one more CTA per SM the compiler would spill, for
     // four rows of 256 features and for masked block formats.
-    let spills_blocks = spec.masked && spec.kv.has_scales() && variant == Variant::Sm120;
+    let spills_blocks = spec.masked && spec.kv.have_scales() && variant == Variant::Sm120;
     let spills = (spec.qk == 256 && spec.rows == 4) || spills_blocks;
     Prelude {
-        kv: Some(kv_code(spec.kv)),
-        lanes: Some(spec.qk / 8),
+        kv: Some(kv_code(spec.kv.k)),
+        v_kv: Some(kv_code(spec.kv.v)),
+        lanes: Some(lanes(spec.qk)),
+        lane_features: Some(lane_features(spec.qk)),
         rows: Some(spec.rows),
         keys: Some(spec.keys),
         shared_bytes: Some(shared_bytes(spec)),
@@ -132,15 +155,17 @@ fn attend_prelude(spec: &AttentionSpec, variant: Variant) -> Prelude<'static> {
     }
 }
 
-/// All kernels of the family for `variant`.
+/// All kernels of the family for `variant` but those of rare head
+/// dimensions and of keys and values in two formats, which are compiled on first use.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
-    let of_lanes = |kv, lanes| {
+    let of_dim = |kv, dim| {
         [false, true].into_iter().flat_map(move |is_masked| {
-            rows_of(is_masked).iter().map(move |&rows| attend_spec(kv, lanes, rows, is_masked))
+            rows_of(dim, is_masked).iter().map(move |&rows| attend_spec(kv, dim, rows, is_masked))
         })
     };
+    let dims = || DIMS.into_iter().filter(|&dim| super::is_common(dim));
     let attend =
-        KvFormat::ALL.into_iter().flat_map(move |kv| LANES.into_iter().flat_map(move |lanes| of_lanes(kv, lanes)));
+        KvFormat::ALL.map(KvFormats::both).into_iter().flat_map(move |kv| dims().flat_map(move |dim| of_dim(kv, dim)));
     attend.chain([combine_spec()]).map(move |spec| source(spec, variant))
 }
 
@@ -306,7 +331,7 @@ pub(super) fn in_parts(
     let of_attend = (attend.params)(op, params);
     let mut step = |id: KernelId,
                     spec: KernelSpec,
-                    ctas: usize,
+                    [ctas, slices]: [usize; 2],
                     threads: u32,
                     shared_bytes: u32,
                     params: Arc<dyn Params>|
@@ -314,7 +339,7 @@ pub(super) fn in_parts(
         let launch = KernelLaunch {
             id,
             spec,
-            geometry: Geometry { grid: [ctas as u32, 1, 1], threads, shared_bytes },
+            geometry: Geometry { grid: [ctas as u32, slices as u32, 1], threads, shared_bytes },
             // These kernels call `griddepcontrol_wait` themselves (atoms/sync.cuh).
             starts_early: variant >= Variant::Sm90,
             operands: O::ALL,
@@ -324,8 +349,14 @@ pub(super) fn in_parts(
         launch.step::<O>(make)
     };
     let parts = config.parts as usize;
-    let attend =
-        step(attend_id, attend_spec, op.sequences * head_ctas * row_ctas * parts, threads, shared_bytes, of_attend)?;
+    let attend = step(
+        attend_id,
+        attend_spec,
+        [op.sequences * head_ctas * row_ctas * parts, 1],
+        threads,
+        shared_bytes,
+        of_attend,
+    )?;
     let workspace = WorkspaceLayout::RESERVED..config.workspace_bytes;
     let name = format!("{family}_{}_{}", op.dtype, op.kv);
     if parts == 1 {
@@ -336,12 +367,13 @@ pub(super) fn in_parts(
     if combines_splits {
         return Ok(LaunchSequence::new::<O>(name, vec![attend]));
     }
-    let combine_ctas = op.sequences * op.most_queries() * op.heads;
+    let slices = op.v_dim.div_ceil(COMBINE_FEATURES);
+    let combine_ctas = [op.sequences * op.most_queries() * op.heads, slices];
     let (combine_id, combine) = (id(combine_spec(), variant), source(combine_spec(), variant));
     let combine = step(combine_id, combine, combine_ctas, THREADS, COMBINE_SHARED_BYTES, Arc::new(params))?;
-    let combine = [O::QOffsets, O::KvOffsets, O::KvLengths, O::VFactors, O::Sinks, O::D, O::Lse]
+    let combine = [O::QOffsets, O::KvOffsets, O::KvLengths, O::VFactors, O::Sinks, O::Gate, O::D, O::Lse]
         .into_iter()
         .fold(combine, |step, operand| step.bind(operand, operand))
         .bind_part(O::Workspace, O::Workspace, workspace);
-    Ok(LaunchSequence::new::<O>(name, vec![attend.unbind(O::D).unbind(O::Lse), combine]))
+    Ok(LaunchSequence::new::<O>(name, vec![attend.unbind(O::Gate).unbind(O::D).unbind(O::Lse), combine]))
 }

@@ -9,7 +9,7 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_formats::DType;
 use qgemm_hal::{
     AttentionOperand, AttentionSpec, AttentionStep, CheckedAttention, Geometry, HalError, KernelId, KvFormat,
-    LaunchStep, MaskBits, Operand, Operands, Spec, Unsupported, Variant,
+    KvFormats, LaunchStep, MaskBits, Operand, Operands, Spec, Unsupported, Variant,
 };
 
 use super::super::kernel_launch::{Addresses, KernelLaunch, MakeKernel, Params};
@@ -29,7 +29,7 @@ const MOST_BYTES: usize = 1 << 28;
 
 /// The kernel that lists tiles of `keys` keys for `rows` queries.
 pub(super) fn spec_of(rows: u32, keys: u32) -> AttentionSpec {
-    let kv = KvFormat::Plain(DType::F16);
+    let kv = KvFormats::both(KvFormat::Plain(DType::F16));
     AttentionSpec { step: AttentionStep::ListTiles, masked: true, ..AttentionSpec::attend(kv, [0; 2], rows, keys) }
 }
 

@@ -14,8 +14,8 @@ use qgemm_formats::DType;
 use qgemm_hal::abi::{AttentionPointers, dtype_code};
 use qgemm_hal::{
     AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, CheckedAttention, Device, DeviceInfo, Family,
-    Geometry, HalError, KernelDType, KernelId, KvAddressing, KvFormat, KvPaging, KvRows, LaunchSequence, LaunchStep,
-    Operand, Operands, Spec, Unsupported, Variant, WorkspaceLayout,
+    Geometry, HalError, KernelDType, KernelId, KvAddressing, KvFormat, KvFormats, KvPaging, KvRows, LaunchSequence,
+    LaunchStep, Operand, Operands, Spec, Unsupported, Variant, WorkspaceLayout,
 };
 
 use super::super::kernel_launch::{Addresses, KernelLaunch, MakeKernel, Params, load};
@@ -91,7 +91,8 @@ fn piece_rows(page_size: usize, keys: u32) -> u32 {
 #[derive(Clone, Copy, Debug)]
 struct Tile {
     /// Head dimensions (Q and K, V). Others are
-    /// padded to the next.
+    /// padded to the next. Beyond [`MOST_SLICE`] features of
+    /// values each CTA has a slice.
     qk: u32,
     v: u32,
     /// Consumer warpgroups.
@@ -102,13 +103,19 @@ struct Tile {
 
 /// Consumer warpgroups of kernels with a mask, which needs registers, too.
 const MASKED_WARPGROUPS: u32 = 2;
+/// Value features of a CTA: its accumulators are 128 registers.
+const MOST_SLICE: u32 = 256;
 /// Registers suffice for two warpgroups with 128 or 256
-/// features, or three with 64.
-const TILES: [Tile; 4] = [
+/// features, or three with 64. Shared memory holds one stage of
+/// 512 features, whose copies overlap with the other products.
+const TILES: [Tile; 7] = [
     Tile { qk: 64, v: 64, warpgroups: 3, keys: 128, stages: 4 },
     Tile { qk: 128, v: 128, warpgroups: 2, keys: 128, stages: 2 },
     Tile { qk: 192, v: 128, warpgroups: 2, keys: 128, stages: 2 },
     Tile { qk: 256, v: 256, warpgroups: 2, keys: 64, stages: 2 },
+    Tile { qk: 320, v: 256, warpgroups: 2, keys: 64, stages: 2 },
+    Tile { qk: 512, v: 256, warpgroups: 2, keys: 64, stages: 1 },
+    Tile { qk: 512, v: 512, warpgroups: 2, keys: 64, stages: 1 },
 ];
 
 /// The kernel family.
@@ -119,7 +126,8 @@ fn attend_spec(dtype: DType, tile: &Tile, step: Step) -> AttentionSpec {
     let &Tile { qk, v, warpgroups, keys, .. } = tile;
     let Step { paging, masked, bounded } = step;
     let warpgroups = if masked { warpgroups.min(MASKED_WARPGROUPS) } else { warpgroups };
-    let attend = AttentionSpec::attend(KvFormat::Plain(dtype), [qk, v], warpgroups * WARPGROUP_ROWS, keys);
+    let attend =
+        AttentionSpec::attend(KvFormats::both(KvFormat::Plain(dtype)), [qk, v], warpgroups * WARPGROUP_ROWS, keys);
     AttentionSpec { x: KernelDType::Of(dtype), paging, masked, bounded, ..attend }
 }
 
@@ -136,9 +144,14 @@ fn stages(spec: &AttentionSpec) -> u32 {
     TILES.iter().find(|tile| (tile.qk, tile.v) == (spec.qk, spec.v)).map_or(0, |tile| tile.stages)
 }
 
+/// Value features of a CTA.
+fn slice(spec: &AttentionSpec) -> u32 {
+    spec.v.min(MOST_SLICE)
+}
+
 /// `AttentionRing` of `attention/sm90/ring.cuh`.
 fn shared_bytes(spec: &AttentionSpec) -> u32 {
-    let tiles = spec.rows * spec.qk * 2 + stages(spec) * spec.keys * (spec.qk + spec.v) * 2;
+    let tiles = spec.rows * spec.qk * 2 + stages(spec) * spec.keys * (spec.qk + slice(spec)) * 2;
     let barriers = (2 + 5 * stages(spec)) * 8;
     // A bit for each key without a page, for twice
     // as many tiles as stages.
@@ -152,7 +165,7 @@ fn id(spec: AttentionSpec, variant: Variant) -> KernelId {
 
 fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
     let entry = "entry/sm90_attention_wgmma_ws.cu";
-    let KvFormat::Plain(dtype) = spec.kv else { unreachable!("keys are plain") };
+    let KvFormat::Plain(dtype) = spec.kv.k else { unreachable!("keys are plain") };
     let pages = match spec.paging {
         KvPaging::Any | KvPaging::Contiguous => 0,
         KvPaging::Pieces => 1,
@@ -163,7 +176,8 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
         warpgroups: Some(warpgroups(&spec)),
         kv: Some(dtype_code(dtype)),
         qk: Some(spec.qk),
-        v: Some(spec.v),
+        v: Some(slice(&spec)),
+        sliced: Some((slice(&spec) < spec.v).into()),
         keys: Some(spec.keys),
         stages: Some(stages(&spec)),
         bounded: Some(spec.bounded.into()),
@@ -176,11 +190,16 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
     KernelSpec { name, entry, text: crate::source::entry(entry), symbol, prelude: prelude.text(), arch_specific: true }
 }
 
-/// All kernels of the family for `variant`.
+/// All kernels of the family for `variant` but those of rare head
+/// dimensions, which are compiled on first use.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     let dtypes = [DType::F16, DType::BF16].into_iter().filter(move |_| variant == Variant::Sm90);
-    let of_dtype =
-        |dtype| TILES.iter().flat_map(move |tile| Step::all().map(move |step| attend_spec(dtype, tile, step)));
+    let of_dtype = |dtype| {
+        TILES
+            .iter()
+            .filter(|tile| super::is_common(tile.qk))
+            .flat_map(move |tile| Step::all().map(move |step| attend_spec(dtype, tile, step)))
+    };
     let attend: Vec<AttentionSpec> = dtypes.flat_map(of_dtype).collect();
     let masked = attend.iter().filter(|spec| spec.masked);
     let lists: BTreeSet<_> = masked.map(|spec| (spec.rows, spec.keys)).collect();
@@ -264,7 +283,7 @@ struct TmaAttentionParams {
     attention: AttentionParams,
     heads_together: u32,
     piece_shift: u32,
-    padding: [u64; 4],
+    padding: [u64; 1],
     maps: [EncodedMap; 3],
 }
 
@@ -275,6 +294,7 @@ struct MaskedTmaAttentionParams {
     attention: ListedParams,
     heads_together: u32,
     piece_shift: u32,
+    padding: [u64; 5],
     maps: [EncodedMap; 3],
 }
 
@@ -298,7 +318,7 @@ impl Params for MappedAttention<AttentionParams> {
             attention,
             heads_together: self.heads_together,
             piece_shift: self.piece_shift,
-            padding: [0; 4],
+            padding: [0; 1],
             maps: self.maps(&attention.at, at)?,
         }))
     }
@@ -311,6 +331,7 @@ impl Params for MappedAttention<ListedParams> {
             attention,
             heads_together: self.heads_together,
             piece_shift: self.piece_shift,
+            padding: [0; 5],
             maps: self.maps(&attention.attention().at, at)?,
         }))
     }
@@ -358,6 +379,7 @@ fn configs(op: &CheckedAttention, info: &DeviceInfo) -> Result<Vec<AttentionConf
     let by_rows = spec.paging == KvPaging::Rows;
     let efficiency = if by_rows { EFFICIENCY_BY_ROWS } else { EFFICIENCY };
     let attend = super::one_launch(op, id(spec, variant), &spec, efficiency);
+    let attend = AttentionConfig { padding: super::padding_of_slices(op, &spec, slice(&spec)), ..attend };
     Ok(vec![match op.mask {
         Some(mask) => {
             let workspace_bytes = WorkspaceLayout::RESERVED + TileLists::new(op, mask, &spec).bytes();
@@ -414,6 +436,7 @@ pub(super) fn sequence(
         _ => spec.keys,
     };
     let kv = || [Heads::keys(op, &op.k, op.qk_dim, rows), Heads::keys(op, &op.v, op.v_dim, rows)];
+    let slices = op.v_dim.div_ceil(slice(&spec) as usize) as u32;
     let attention = AttentionParams::new(op, 1, config.part_keys, row_ctas);
     let heads_together = super::heads_together(op.heads, of_head, ctas);
     let (piece_shift, queries) = (rows.trailing_zeros(), Heads::queries(op));
@@ -423,7 +446,7 @@ pub(super) fn sequence(
             id: config.kernel,
             spec: source(spec, variant),
             geometry: Geometry {
-                grid: [(op.heads as u32 * of_head).min(ctas), 1, 1],
+                grid: [(op.heads as u32 * of_head).min(ctas), slices, 1],
                 threads: threads(&spec),
                 shared_bytes: shared_bytes(&spec),
             },

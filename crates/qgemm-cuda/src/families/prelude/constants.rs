@@ -211,6 +211,8 @@ prelude! {
     // Attention.
     /// Format of keys and values: 0 f32, 1 f16, 2 bf16, 3 E4M3, 4 Q8_0, 5 Q4_0.
     kv: Typed "QG_KV",
+    /// Format of values, numbered as `QG_KV` (`attention_simt`).
+    v_kv: Typed "QG_V_KV",
     /// Type of Q (`attention_decode`, `kv_append`) or format of queries
     /// and keys (indexer), numbered as `QG_KV`.
     x: Typed "QG_X",
@@ -230,8 +232,10 @@ prelude! {
     slots: Typed "QG_SLOTS",
     /// Words of the workspace that count the CTAs of split-KV.
     counters: Typed "QG_COUNTERS",
-    /// Lanes that hold a key, eight features each.
+    /// Lanes that hold a key.
     lanes: Typed "QG_LANES",
+    /// Features of a lane that holds a part of a key: 8 or 16.
+    lane_features: Typed "QG_LANE_FEATURES",
     /// Consumer warpgroups of 64 queries.
     warpgroups: Typed "QG_WARPGROUPS",
     /// 1: scores may be other than the product times a positive factor.
@@ -241,6 +245,9 @@ prelude! {
     /// Paged keys: 1 pieces of pages by TMA, 2 rows by `cp.async`;
     /// 0: contiguous keys.
     pages: Macro "QG_PAGES",
+    /// 1: CTAs that share queries and keys each have a slice of the
+    /// value features.
+    sliced: Typed "QG_SLICED",
     /// 1: a CTA takes two KV heads (Q4_0).
     pairs: Macro "QG_PAIRS",
 

@@ -118,6 +118,67 @@ impl KvFormat {
     }
 }
 
+/// Formats of the keys and values of a cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KvFormats {
+    /// Format of keys.
+    pub k: KvFormat,
+    /// Format of values.
+    pub v: KvFormat,
+}
+
+impl KvFormats {
+    /// One format for both.
+    pub const fn both(format: KvFormat) -> Self {
+        Self { k: format, v: format }
+    }
+
+    /// The format of both keys and values; `None` if they differ.
+    pub fn single(self) -> Option<KvFormat> {
+        (self.k == self.v).then_some(self.k)
+    }
+
+    /// Whether both are unquantized.
+    pub const fn are_plain(self) -> bool {
+        self.k.is_plain() && self.v.is_plain()
+    }
+
+    /// Whether either has block scales.
+    pub const fn have_scales(self) -> bool {
+        self.k.has_scales() || self.v.has_scales()
+    }
+}
+
+impl From<KvFormat> for KvFormats {
+    fn from(format: KvFormat) -> Self {
+        Self::both(format)
+    }
+}
+
+/// Separates the formats of keys and values that differ.
+const SEPARATOR: char = '+';
+
+/// `q8_0` for both, `q8_0+q4_0` for keys and values.
+impl fmt::Display for KvFormats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.single() {
+            Some(format) => format.fmt(f),
+            None => write!(f, "{}{SEPARATOR}{}", self.k, self.v),
+        }
+    }
+}
+
+impl FromStr for KvFormats {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once(SEPARATOR) {
+            Some((k, v)) => Ok(Self { k: k.parse()?, v: v.parse()? }),
+            None => text.parse().map(Self::both),
+        }
+    }
+}
+
 impl fmt::Display for KvFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
@@ -130,5 +191,19 @@ impl FromStr for KvFormat {
     fn from_str(text: &str) -> Result<Self, String> {
         let found = Self::ALL.into_iter().find(|format| format.name() == text);
         found.ok_or_else(|| format!("`{text}` is no format of keys and values"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_formats_have_a_text_that_is_read_back() {
+        let formats = || KvFormat::ALL.into_iter().flat_map(|k| KvFormat::ALL.map(|v| KvFormats { k, v }));
+        assert!(formats().all(|formats| formats.to_string().parse() == Ok(formats)));
+        assert_eq!(KvFormats::both(KvFormat::E4M3).to_string(), "e4m3");
+        assert_eq!(KvFormats { k: KvFormat::Q8_0, v: KvFormat::Q4_0 }.to_string(), "q8_0+q4_0");
+        assert!("q8_0+".parse::<KvFormats>().is_err());
     }
 }
