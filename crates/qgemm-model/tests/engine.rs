@@ -1,4 +1,5 @@
-//! Small random models: architectures against a plain forward pass, sessions, refusals.
+//! Small random models: architectures against a plain
+//! forward pass, sessions, refusals.
 
 mod common;
 
@@ -140,7 +141,8 @@ fn experts_in_safetensors_are_those_of_the_gguf_file() {
     assert_eq!(a.ids, b.ids);
 }
 
-/// Gammas of its checkpoints are stored less 1, and its layers have four norms.
+/// Checkpoints store gamma less 1.
+/// Layers have four norms.
 #[test]
 fn gemma_in_safetensors_is_that_of_the_gguf_file() {
     for recipe in [GEMMA, GEMMA3] {
@@ -156,7 +158,8 @@ fn gemma_in_safetensors_is_that_of_the_gguf_file() {
     }
 }
 
-/// Its checkpoints have MXFP4 in rows of gate and up by turns.
+/// Checkpoints have MXFP4 in interleaved rows of
+/// gate and up.
 #[test]
 fn gpt_oss_in_safetensors_is_that_of_the_gguf_file() {
     let recipe = Recipe { formats: ["f32", "f32"], fp4_experts: true, ..GPT_OSS };
@@ -173,7 +176,8 @@ fn gpt_oss_in_safetensors_is_that_of_the_gguf_file() {
 fn some_layers_have_a_window() {
     let folder = tempfile::tempdir().expect("a folder");
     let recipe = Recipe { formats: ["f32", "f32"], ..QWEN3 };
-    // GGUF files of this architecture state no window: the reference takes the weights alone from it.
+    // GGUF files of this architecture state no window:
+    // the reference takes the weights alone from it.
     let opened = open_model(write_gguf(folder.path(), &recipe)).expect("a model");
     let checkpoint = tempfile::tempdir().expect("a folder");
     let prompt: Vec<u32> = (40..70).collect();

@@ -1,7 +1,10 @@
-// Row gather (embedding look-up): D[i] = scale * W[ids[i]].
-// An invocation decodes four columns of four rows of W, of which
-// one is the id's. The ids take the binding of C, `out_features`
-// is the number of W's rows, and `x_row` has the bits of the scale.
+// Row gather (embedding look-up):
+// D[i] = scale * W[ids[i]].
+// An invocation decodes four columns of four
+// rows of W, of which one is the id's.
+// The ids take the binding of C.
+// `out_features` is the number of W's rows,
+// and `x_row` has the bits of the scale.
 
 fn put_quad(row: u32, stored: u32, four_values: vec4<f32>) {
     var values = four_values;

@@ -4,8 +4,10 @@ use qgemm_hal::{Activation, RotaryPairs};
 
 use super::names::{GGUF, HUGGING_FACE, TensorNames};
 
-/// A decoder of Llama's kind: RMSNorm before each part, rotary embedding, gated feed-forward parts. The fields are what
-/// differs.
+/// A decoder of Llama's kind, as what differs from others.
+///
+/// All have an RMSNorm before each part, rotary embedding,
+/// and gated feed-forward parts.
 #[derive(Debug)]
 pub struct Architecture {
     /// `general.architecture` of GGUF files.
@@ -18,8 +20,8 @@ pub struct Architecture {
     pub names: &'static TensorNames,
     /// Pairs of rotary features in GGUF files; checkpoints in safetensors always have NeoX's.
     pub gguf_rotary: RotaryPairs,
-    /// Frequency base of layers with a sliding window, unless the model states one. Layers
-    /// without one have the model's.
+    /// Frequency base of layers with a sliding window, unless
+    /// the model states it. Other layers have the model's.
     pub window_rotary_base: Option<f64>,
     /// Whether YaRN's ramp begins and ends at whole pairs, unless the model states it.
     pub yarn_truncate: bool,
@@ -31,8 +33,8 @@ pub struct Architecture {
     pub sinks: bool,
     /// Layers with a sliding window.
     pub window: Window,
-    /// Layers of the model whose GGUF file leaves out that the scale of its scores is that of
-    /// hidden features by heads.
+    /// Layers of the model whose GGUF file states no score scale,
+    /// although it is that of hidden features by heads.
     pub unstated_scale_layers: Option<usize>,
     /// Whether parts have a second norm, before their result is added.
     pub post_norms: bool,
@@ -47,7 +49,7 @@ pub struct Architecture {
 }
 
 impl Architecture {
-    /// What an architecture has where its file is silent.
+    /// Fields of llama, which others differ from.
     pub const BASE: Self = Self {
         name: "",
         model_type: "",

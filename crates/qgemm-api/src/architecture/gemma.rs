@@ -1,10 +1,13 @@
-//! Gemma: a scaled embedding, GELU, and gammas that are stored less 1.
+//! Gemma: a scaled embedding, GELU,
+//! and gammas that are stored less 1.
 
 use qgemm_hal::Activation;
 
 use super::description::Architecture;
 
-/// The architecture. Its first files call tanh's approximation `gelu`.
+/// The architecture.
+///
+/// Its first files call tanh's approximation `gelu`.
 pub static GEMMA: Architecture = Architecture {
     name: "gemma",
     model_type: "gemma",

@@ -12,12 +12,16 @@ use super::settings::Settings;
 use crate::error::Error;
 
 impl Network {
-    /// Reads the architecture of `model`, which was opened at `path`: gemma, gemma3, gpt-oss,
-    /// llama, mistral, mixtral, qwen2, qwen3, qwen3moe or bert, from GGUF or safetensors.
+    /// Reads the architecture of `model`, which was opened at `path`.
+    ///
+    /// Gemma, gemma3, gpt-oss, llama, mistral, mixtral, qwen2,
+    /// qwen3, qwen3moe or bert, from GGUF or safetensors.
     ///
     /// # Errors
-    /// [`Error::UnknownArchitecture`] and [`Error::UnservedArchitecture`]; others that name
-    /// the setting or tensor that is missing, of another shape, or not part of the architecture.
+    /// [`Error::UnknownArchitecture`] and
+    /// [`Error::UnservedArchitecture`]; others name the setting
+    /// or tensor that is missing, of another shape,
+    /// or not part of the architecture.
     pub fn read(model: &Model, path: impl AsRef<Path>) -> Result<Self, Error> {
         let settings = Settings::read(model, path.as_ref())?;
         match ENCODERS.contains(&settings.architecture()) {

@@ -12,7 +12,6 @@ use super::file::{
     RuntimeMode,
 };
 use super::layout::{Wanted, place};
-use super::post_norms::Hidden;
 use super::product::Product;
 use super::sizes::too_large;
 use crate::architecture::{ExpertTensors, FeedForward, LayerTensors, Network};
@@ -239,6 +238,15 @@ impl Buffer {
     }
 }
 
+/// The residual stream between layers.
+pub(super) enum Hidden {
+    /// Its rows.
+    Rows(Buffer),
+    /// The normed result of a part, which the next norm
+    /// adds to the rows.
+    Addends(Buffer, Buffer),
+}
+
 impl Builder<'_> {
     fn network(&mut self) -> Result<(), Error> {
         let network = self.network;
@@ -419,7 +427,7 @@ impl Builder<'_> {
     }
 }
 
-/// What a layer has that no backward phase is planned for.
+/// Part of a layer that no backward phase is planned for.
 fn untrained(layer: &LayerTensors) -> Option<&'static str> {
     let of_experts = match &layer.feed_forward {
         FeedForward::Experts(ExpertTensors { gate, up, down, .. }) => [gate, up, down].iter().any(|m| m.bias.is_some()),

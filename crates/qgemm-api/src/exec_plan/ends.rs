@@ -4,10 +4,9 @@ use qgemm_formats::DType;
 use qgemm_hal::op::sampling::SamplingParameters;
 use qgemm_hal::{Activation, XPrecision};
 
-use super::build::{Buffer, Builder};
+use super::build::{Buffer, Builder, Hidden};
 use super::file::{PlannedOp, PlannedWeight, RegionKind};
 use super::layers::LENGTHS;
-use super::post_norms::Hidden;
 use super::product::{Product, describe, known, op, planned_weight};
 use crate::architecture::Matrix;
 use crate::error::Error;

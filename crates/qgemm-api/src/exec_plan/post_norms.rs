@@ -1,6 +1,7 @@
-//! Layers whose parts have a second norm, before their result is added, as Gemma 3 has.
+//! Layers with a second norm in each part (Gemma 3):
+//! results are normalized before they are added.
 
-use super::build::{Buffer, Builder};
+use super::build::{Buffer, Builder, Hidden};
 use super::file::PlannedOp;
 use super::layers::PLAIN;
 use super::operands::PlannedNorm;
@@ -8,16 +9,8 @@ use super::product::{Product, known, op};
 use crate::architecture::{LayerTensors, NormTensors};
 use crate::error::Error;
 
-/// The residual stream between layers.
-pub(super) enum Hidden {
-    /// Its rows.
-    Rows(Buffer),
-    /// The normed result of a part, which the next norm adds to the rows.
-    Addends(Buffer, Buffer),
-}
-
 impl Builder<'_> {
-    /// Adds a layer of two norms a part.
+    /// Adds a layer with two norms a part.
     pub(super) fn post_norm_layer(
         &mut self,
         i: usize,
@@ -49,9 +42,10 @@ impl Builder<'_> {
         Ok(Hidden::Addends(part, sum))
     }
 
-    /// Adds the norm of `x + residual` into `d`, which also writes the sum.
+    /// Adds the norm of `x + residual` into `d`.
     ///
-    /// Outputs of fewer rows have those of the last row of each equal share.
+    /// It also writes the sum. Where `d` has fewer rows,
+    /// they are the last rows of equal shares.
     pub(super) fn norm_of_sum(
         &mut self,
         op_id: String,

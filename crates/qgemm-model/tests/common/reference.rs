@@ -10,7 +10,7 @@ use qgemm_model::{ExpertNumbers, Hyperparameters};
 /// Rows of features, one for each token.
 type Rows = Vec<Vec<f32>>;
 
-/// What is computed from a gate and up.
+/// Activation of a gated pair.
 #[derive(Clone, Copy)]
 pub enum Gate {
     /// SiLU of the gate, times up.
