@@ -28,8 +28,8 @@ fn routings_are_checked_when_planned() {
         ("too many experts", of(1, 1025, 1), |e| matches!(e, Error::OutOfRange { most: 1024, got: 1025, .. })),
         ("no experts of a token", of(1, 8, 0), |e| matches!(e, Error::OutOfRange { name: "experts of a token", .. })),
         ("more than there are", of(1, 8, 9), |e| matches!(e, Error::OutOfRange { most: 8, got: 9, .. })),
-        ("more than kernels choose", of(1, 64, 17), |e| matches!(e, Error::OutOfRange { most: 16, got: 17, .. })),
-        ("too many given ids", Routing::from_ids(1, 64, 17), |e| matches!(e, Error::OutOfRange { got: 17, .. })),
+        ("more than kernels choose", of(1, 64, 33), |e| matches!(e, Error::OutOfRange { most: 32, got: 33, .. })),
+        ("too many given ids", Routing::from_ids(1, 64, 33), |e| matches!(e, Error::OutOfRange { got: 33, .. })),
         ("an infinite scale", routing(1).scale(f32::INFINITY), |e| {
             matches!(e, Error::NonFiniteScalar { name: "scale", .. })
         }),

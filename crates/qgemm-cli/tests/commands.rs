@@ -105,8 +105,8 @@ fn verify_checks_conversions_too() {
 #[test]
 fn verify_checks_routings_too() {
     let table = json(&["verify", "--device", "cpu", "--op", "routing", "--shape", "19x60x4", "--json"]);
-    // Three types of logits with two scorings each, and ids.
-    assert_eq!(rows(&table).len(), 7);
+    // Three types of logits with three scorings each, and ids.
+    assert_eq!(rows(&table).len(), 10);
     for row in rows(&table) {
         assert_eq!(row["verdict"], "pass", "{row}");
         assert!(row["kernel_id"].as_str().is_some_and(|id| id.starts_with("routing:")), "{row}");

@@ -52,6 +52,8 @@ pub(super) fn random_case(seed: u64) -> AttentionCase {
     // Quantized rows have whole blocks.
     let of_values = v_format.unwrap_or(kv);
     let dims = (dims.0.next_multiple_of(kv.step()), dims.1.next_multiple_of(of_values.step()));
+    // One alignment holds for keys and values.
+    let unit = if kv.width() == of_values.width() { 1 } else { kv.width().max(of_values.width()) };
     let is_paged = matches!(places, AttentionStorage::Paged(_));
     let values = match pick(rng, &AttentionValues::ALL) {
         AttentionValues::BadPages if !is_paged => AttentionValues::Normal,
@@ -89,7 +91,7 @@ pub(super) fn random_case(seed: u64) -> AttentionCase {
         head_major: is_paged && rng.random(),
         values,
         gap: gap(rng, 20),
-        offset: gap(rng, 4),
+        offset: gap(rng, 4) * unit,
         seed,
         ..AttentionCase::new(&lengths, heads, 8, dtype)
     }

@@ -32,7 +32,8 @@ const MOST_ROWS: usize = 128;
 const STATE_BYTES: u32 = 48;
 /// Supported head dimensions (Q and K, V).
 const DIMS: [[u32; 2]; 5] = [[64, 64], [128, 128], [256, 256], [512, 256], [512, 512]];
-/// Largest head dimension of quantized keys, and of sixteen rows.
+/// Largest head dimension of quantized keys, of sixteen rows,
+/// and of bundles.
 const MOST_CODES_DIM: u32 = 128;
 /// Minimum keys of a split-KV part.
 const LEAST_PART: usize = 256;
@@ -212,11 +213,11 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
     }
 }
 
-/// All kernels of the family for `variant` but those of rare head
-/// dimensions, which are compiled on first use.
+/// All kernels of the family for `variant` but those of long
+/// heads, which are compiled on first use.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     let all = formats(variant).flat_map(move |(x, kv)| {
-        dims(kv).filter(|dims| super::is_common(dims[0])).flat_map(move |dims| {
+        dims(kv).filter(|dims| dims[0] <= MOST_CODES_DIM).flat_map(move |dims| {
             [false, true].into_iter().flat_map(move |is_masked| {
                 let of_rows = move |&rows| attend_spec(x, kv, dims, is_masked, rows, variant);
                 rows(kv, dims, is_masked, variant).iter().map(of_rows)
