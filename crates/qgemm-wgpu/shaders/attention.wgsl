@@ -2,9 +2,10 @@
 // KV head) and iterates over their visible keys, one key per
 // invocation. `attention_plain.wgsl` or `attention_codes.wgsl`
 // precedes this file and reads K and V; `attention_extra.wgsl`
-// or `attention_extra_in_place.wgsl` reads mask, sinks and gate. Infinities
-// and NaN are detected by their bits: adapters may assume
-// finite math. Indices are clamped: no content of offsets,
+// or `attention_extra_in_place.wgsl` reads mask, sinks and gate,
+// and `attention_row_end.wgsl` finishes rows. With split-KV, a
+// workgroup has a part of the keys and writes a partial result.
+// Indices are clamped: no content of offsets,
 // lengths or tables makes an access go out of bounds.
 
 struct Params {
@@ -15,7 +16,6 @@ struct Params {
     pages: u32,
     page_size: u32,
     table_width: u32,  // 0 without a table
-    row_groups: u32,  // workgroups per sequence and KV head
     factor: f32,  // score scale: to tanh's argument, or to a base-2 exponent
     soft_cap: f32,  // as a base-2 exponent
     q_base: u32,  // offsets in elements, as in `params.wgsl`
@@ -24,7 +24,7 @@ struct Params {
     q_offsets_base: u32,
     kv_index_base: u32,
     table_base: u32,
-    d_base: u32,
+    d_base: u32,  // of partial results with split-KV
     lse_base: u32,
     k_scales_base: u32,
     v_scales_base: u32,
@@ -44,12 +44,10 @@ var<immediate> p: Params;
 @group(0) @binding(6) var<storage, read_write> d: array<atomic<u32>>;
 
 const GROUP: u32 = HEADS / KV_HEADS;
-// Below every real exponent; its exp2 is 0.
-const MASKED: f32 = -3.0e38;
 const NOT_FOUND: u32 = 0xffffffffu;
 // Features that a vector of every invocation's sums holds.
-const PART: u32 = 4u * THREADS;
-const PARTS: u32 = COLUMNS / PART;
+const SPAN: u32 = 4u * THREADS;
+const SPANS: u32 = COLUMNS / SPAN;
 
 var<workgroup> q: array<vec4<f32>, ROWS * COLUMNS / 4u>;
 var<workgroup> scores: array<f32, ROWS * THREADS>;
@@ -79,57 +77,22 @@ fn load_query(index: u32) -> f32 {
     return element(queries[word_of(index, DTYPE)], index, DTYPE);
 }
 
-// Stores a half; the word's other half belongs to another row.
-fn store_half(index: u32, half: u32) {
-    let shift = index % 2u * 16u;
-    atomicAnd(&d[index / 2u], ~(0xffffu << shift));
-    atomicOr(&d[index / 2u], half << shift);
-}
-
-fn half_of(value: f32) -> u32 {
-    if (DTYPE == F16) {
-        return f32_to_f16(value);
-    }
-    return f32_to_bf16(value);
-}
-
-// Stores two adjacent results.
-fn store_result(index: u32, result: vec2<f32>) {
-    if (DTYPE == F32) {
-        atomicStore(&d[index], bitcast<u32>(result.x));
-        atomicStore(&d[index + 1u], bitcast<u32>(result.y));
-        return;
-    }
-    let halves = vec2<u32>(half_of(result.x), half_of(result.y));
-    if (index % 2u == 0u) {
-        atomicStore(&d[index / 2u], halves.x | (halves.y << 16u));
-        return;
-    }
-    store_half(index, halves.x);
-    store_half(index + 1u, halves.y);
-}
-
-// Sigmoid of the gate of an element, 1 without a gate.
-fn gate_factor(index: u32) -> f32 {
-    if (!GATED) {
-        return 1.0;
-    }
-    let gate = element(extra_word(GATE_AT, word_of(index, DTYPE)), index, DTYPE);
-    if (is_nan_or_infinite(gate)) {
-        // 0, 1 or NaN.
-        let bits = bitcast<u32>(gate);
-        return bitcast<f32>(select(select(0x7fc00000u, 0u, bits == 0xff800000u), 0x3f800000u, bits == 0x7f800000u));
-    }
-    return 1.0 / (1.0 + exp2(clamp(gate * -1.44269504, -126.0, 126.0)));
+fn load_gate(index: u32) -> f32 {
+    return element(extra_word(GATE_AT, word_of(index, DTYPE)), index, DTYPE);
 }
 
 // Gate factors of two adjacent elements.
 fn gate_factors(index: u32) -> vec2<f32> {
-    return vec2<f32>(gate_factor(index), gate_factor(index + 1u));
+    if (!GATED) {
+        return vec2<f32>(1.0);
+    }
+    return vec2<f32>(gate_factor(load_gate(index)), gate_factor(load_gate(index + 1u)));
 }
 
-fn is_nan_or_infinite(value: f32) -> bool {
-    return (bitcast<u32>(value) & 0x7f800000u) == 0x7f800000u;
+// Stores numbers of a partial result.
+fn store_partial(index: u32, numbers: vec2<f32>) {
+    atomicStore(&d[index], bitcast<u32>(numbers.x));
+    atomicStore(&d[index + 1u], bitcast<u32>(numbers.y));
 }
 
 // Base-2 exponent of a scaled score, with the soft cap.
@@ -148,10 +111,13 @@ fn main(
     @builtin(local_invocation_index) thread: u32,
 ) {
     let place = group.x + group.y * groups.x;
-    let group_count = p.sequences * KV_HEADS * p.row_groups;
+    let row_groups = (p.most_queries * GROUP + ROWS - 1u) / ROWS;
+    let group_count = p.sequences * KV_HEADS * row_groups * PARTS;
     let has_work = place < group_count;
-    let sequence = select(0u, place / p.row_groups / KV_HEADS, has_work);
-    let kv_head = place / p.row_groups % KV_HEADS;
+    let part_of_keys = place % PARTS;
+    let tile_of_rows = place / PARTS;
+    let sequence = select(0u, tile_of_rows / row_groups / KV_HEADS, has_work);
+    let kv_head = tile_of_rows / row_groups % KV_HEADS;
     var first_token = sequence * p.most_queries;
     var query_count = p.most_queries;
     if (Q_OFFSETS) {
@@ -166,7 +132,7 @@ fn main(
     } else if (KV_LENGTHS) {
         key_count = min(kv_index[p.kv_index_base + sequence], key_count);
     }
-    let first_row = place % p.row_groups * ROWS;
+    let first_row = tile_of_rows % row_groups * ROWS;
     let rows = select(0u, min(beyond(query_count * GROUP, first_row), ROWS), has_work);
 
     if (thread < ROWS) {
@@ -199,14 +165,19 @@ fn main(
                 end = max(end, end_visible[r]);
             }
         }
-        bounds = vec2<u32>(min(first, end) / THREADS * THREADS, end);
+        first = min(first, end) / THREADS * THREADS;
+        if (PARTIAL) {
+            first = max(first, part_of_keys * PART_KEYS);
+            end = min(end, (part_of_keys + 1u) * PART_KEYS);
+        }
+        bounds = vec2<u32>(first, end);
     }
     let range = workgroupUniformLoad(&bounds);
 
-    // Of each part, columns 2 · thread and the next,
+    // Of each span, columns 2 · thread and the next,
     // and the same two 2 · THREADS further on.
-    var sums: array<vec4<f32>, ROWS * PARTS>;
-    for (var i = 0u; i < ROWS * PARTS; i++) {
+    var sums: array<vec4<f32>, ROWS * SPANS>;
+    for (var i = 0u; i < ROWS * SPANS; i++) {
         sums[i] = vec4<f32>();
     }
     for (var tile = range.x; tile < range.y; tile += THREADS) {
@@ -323,11 +294,11 @@ fn main(
         }
         workgroupBarrier();
         if (RESULTS) {
-            for (var i = 0u; i < rows * PARTS; i++) {
-                sums[i] *= rescale[i / PARTS];
+            for (var i = 0u; i < rows * SPANS; i++) {
+                sums[i] *= rescale[i / SPANS];
             }
-            for (var part = 0u; part < PARTS; part++) {
-                let column = part * PART + thread * 2u;
+            for (var span = 0u; span < SPANS; span++) {
+                let column = span * SPAN + thread * 2u;
                 for (var i = 0u; i < THREADS; i++) {
                     let value_rows = visible_to[i];
                     if (value_rows == 0u || column >= V_DIM) {
@@ -340,7 +311,7 @@ fn main(
                     for (var row_of_group = 0u; row_of_group < ROWS; row_of_group++) {
                         // 0 · NaN is NaN: skip masked values.
                         if (((value_rows >> row_of_group) & 1u) == 1u) {
-                            sums[row_of_group * PARTS + part] += scores[row_of_group * THREADS + i] * v;
+                            sums[row_of_group * SPANS + span] += scores[row_of_group * THREADS + i] * v;
                         }
                     }
                 }
@@ -353,41 +324,44 @@ fn main(
         let row = first_row + row_of_group;
         let head = kv_head * GROUP + row % GROUP;
         let token = first_token + row / GROUP;
-        var sum = row_sum[row_of_group];
-        var most = row_max[row_of_group];
-        var weight = value_factor(kv_head);
-        var is_nan = atomicLoad(&row_is_nan[row_of_group]) == 1u;
-        if (SINKS) {
-            // A sink is a score whose value is zero.
-            let bits = extra_word(SINKS_AT, p.sinks_base + head);
-            let sink = select(bitcast<f32>(bits) * 1.44269504, MASKED, bits == 0xff800000u);
-            is_nan = is_nan || (is_nan_or_infinite(bitcast<f32>(bits)) && bits != 0xff800000u);
-            let before = most;
-            most = max(before, sink);
-            let rescale = select(exp2(before - most), 0.0, before <= MASKED);
-            sum = sum * rescale + select(exp2(sink - most), 0.0, sink <= MASKED);
-            weight *= rescale;
+        let is_nan = atomicLoad(&row_is_nan[row_of_group]) == 1u;
+        var end = RowEnd(value_factor(kv_head), row_max[row_of_group], row_sum[row_of_group], is_nan);
+        if (SINKS && !PARTIAL) {
+            end = with_sink(end, extra_word(SINKS_AT, p.sinks_base + head));
         }
-        for (var part = 0u; part < PARTS; part++) {
-            var result = sums[row_of_group * PARTS + part] * (weight * select(1.0 / sum, 0.0, sum == 0.0));
-            if (is_nan) {
-                result = bitcast<vec4<f32>>(vec4<u32>(0x7fc00000u | (thread >> 31u)));
+        let partial = p.d_base + ((token * HEADS + head) * PARTS + part_of_keys) * (V_DIM + 2u);
+        for (var span = 0u; span < SPANS; span++) {
+            let own_sums = sums[row_of_group * SPANS + span];
+            let column = span * SPAN + thread * 2u;
+            let has_first = RESULTS && column < V_DIM;
+            let has_second = RESULTS && column + 2u * THREADS < V_DIM;
+            if (PARTIAL) {
+                let weighted = own_sums * end.weight;
+                if (has_first) {
+                    store_partial(partial + column, weighted.xy);
+                }
+                if (has_second) {
+                    store_partial(partial + column + 2u * THREADS, weighted.zw);
+                }
+                continue;
             }
-            let column = part * PART + thread * 2u;
+            let result = divided(end, own_sums, thread);
             let to = p.d_base + token * D_TOKEN + head * D_HEAD + column;
             let gate = p.gate_base + token * GATE_TOKEN + head * GATE_HEAD + column;
-            if (RESULTS && column < V_DIM) {
+            if (has_first) {
                 store_result(to, result.xy * gate_factors(gate));
             }
-            if (RESULTS && column + 2u * THREADS < V_DIM) {
+            if (has_second) {
                 store_result(to + 2u * THREADS, result.zw * gate_factors(gate + 2u * THREADS));
             }
         }
-        if (LSE && thread == 0u) {
-            // As bits: constant expressions must not be infinite.
-            var bits = bitcast<u32>((most + log2(max(sum, 1e-30))) * 0.693147181);
-            bits = select(bits, 0xff800000u, sum == 0.0);
-            store_lse(p.lse_base + token * HEADS + head, select(bits, 0x7fc00000u, is_nan));
+        if (PARTIAL && thread == 0u) {
+            let row_max_or_nan = select(bitcast<u32>(end.row_max), NAN, end.is_nan);
+            atomicStore(&d[partial + V_DIM], row_max_or_nan);
+            atomicStore(&d[partial + V_DIM + 1u], bitcast<u32>(end.row_sum));
+        }
+        if (LSE && !PARTIAL && thread == 0u) {
+            store_lse(p.lse_base + token * HEADS + head, lse_bits(end));
         }
     }
 }

@@ -1,8 +1,9 @@
 // Dequantizes the keys and values of a step to plain
 // rows, for attention by matrix instructions. A CTA takes
-// every `sequence_ctas`-th tile of keys of a sequence; a
-// thread takes eight features of a head. Plain keys or values
-// beside quantized ones are converted alike. With pages, the
+// every `sequence_ctas`-th tile of keys of a sequence, and
+// of these the keys or the values. A thread takes eight
+// features of a head. Plain keys or values beside
+// quantized ones are converted alike. With pages, the
 // plain rows have a block table, too: page numbers
 // of absent pages stay invalid.
 #include "attention/numbers.cuh"
@@ -13,8 +14,10 @@ struct DequantizeParams {
     AttentionPlainKv plain;
 };
 
-// Keys of a tile: a few rounds of the CTA.
+// Keys of a tile.
 constexpr u32 TILE_KEYS = 8;
+// Loads of a thread that are in flight together.
+constexpr u32 TOGETHER = 4;
 constexpr u32 INVALID_PAGE = ~0u;
 
 // Keys or values of all heads: where they are stored, and
@@ -24,54 +27,84 @@ struct Side {
     u64 page, token, head;
     u64 plain;
     u32 format, features;
+
+    // Fields are selected one by one: an array of
+    // both sides would lie in local memory.
+    QG_DEVICE Side of(const DequantizeParams& p, bool is_values) {
+        const AttentionPointers& at = p.attention.at;
+        return {is_values ? at.v : at.k,
+                is_values ? at.v_scales : at.k_scales,
+                is_values ? at.v_factors : at.k_factors,
+                is_values ? at.v_page : at.k_page,
+                is_values ? at.v_token : at.k_token,
+                is_values ? at.v_head : at.k_head,
+                at.workspace + (is_values ? p.plain.values : p.plain.keys),
+                is_values ? p.plain.value_format : p.plain.key_format,
+                is_values ? p.attention.shape.v_dim : p.attention.shape.qk_dim};
+    }
 };
 
-// Eight features of a head, times their scale or factor,
-// rounded to the type of Q.
+// Eight features of a head, and where they go; 0: nowhere.
 template <u32 FORMAT>
-QG_DEVICE void dequantize(const Side& side, u64 element, float factor, bool aligned, u32 dtype, u8* to) {
-    using Stored = Eight<FORMAT>;
-    const u8* codes = reinterpret_cast<const u8*>(side.codes);
-    const Stored eight = Stored::load(codes + Stored::offset_of(element), aligned);
-    if constexpr (has_scales(FORMAT))
-        factor = f16_to_f32(ld_global_u16(reinterpret_cast<const u8*>(side.scales) + element / KV_BLOCK * 2));
-    u32 words[8];
-#pragma unroll
-    for (u32 i = 0; i < 8; i++) {
-        const float number = Stored::number(eight, i) * factor;
-        words[i] = dtype == DTYPE_F16 ? f32_to_f16(number) : f32_to_bf16(number);
-    }
-    st_global_v4(to, {words[0] | words[1] << 16, words[2] | words[3] << 16, words[4] | words[5] << 16,
-                      words[6] | words[7] << 16});
-}
+struct Loaded {
+    Eight<FORMAT> eight;
+    float factor;
+    u64 to;
 
-// The keys of one tile within `keys`, for one side.
-QG_DEVICE void dequantize_tile(const DequantizeParams& p, const Sequence& s, const Side& side, u32 tile,
-                               const KeyRange& keys) {
-    const AttentionParams& of = p.attention;
-    const bool aligned = of.shape.flags & QG_FLAG_KV_ALIGNED;
-    const u32 eights = side.features / 8, row = eights * of.shape.kv_heads;
-    for (u32 i = thread_index(); i < TILE_KEYS * row; i += QG_THREADS) {
-        const u32 key = tile + i / row, head = i % row / eights, column = i % eights * 8;
-        if (key < keys.first || key >= keys.end) continue;
+    QG_DEVICE Loaded nothing() {
+        return {Eight<FORMAT>::zeros(), 0.0f, 0};
+    }
+
+    // Number `i` of the eights of a tile.
+    QG_DEVICE Loaded load(const DequantizeParams& p, const Sequence& s, const Side& side, u32 tile, const KeyRange& keys,
+                          u32 i) {
+        const AttentionParams& of = p.attention;
+        const u32 eights = side.features / 8, row = eights * of.shape.kv_heads;
+        const u32 key = tile * TILE_KEYS + i / row, head = i % row / eights, column = i % eights * 8;
+        if (i >= TILE_KEYS * row || key < keys.first || key >= keys.end) return nothing();
         const KeyAddress at = address_of_key(of, s, key);
-        if (!at.is_present) continue;
+        if (!at.is_present) return nothing();
         const u64 element = at.page * side.page + at.row * side.token + head * side.head + column;
-        const float factor = side.factors ? bits_to_f32(index_at(side.factors, head)) : 1.0f;
+        const u8* codes = reinterpret_cast<const u8*>(side.codes) + Eight<FORMAT>::offset_of(element);
+        float factor = side.factors ? bits_to_f32(index_at(side.factors, head)) : 1.0f;
+        if constexpr (has_scales(FORMAT))
+            factor = f16_to_f32(ld_global_u16(reinterpret_cast<const u8*>(side.scales) + element / KV_BLOCK * 2));
         const u64 plain_row = s.index * p.plain.sequence_rows + s.row + key;
-        u8* to = reinterpret_cast<u8*>(side.plain) + ((plain_row * of.shape.kv_heads + head) * side.features + column) * 2;
-        if (side.format == DTYPE_F32)
-            dequantize<DTYPE_F32>(side, element, factor, aligned, of.shape.dtype, to);
-        else if (side.format == DTYPE_F16)
-            dequantize<DTYPE_F16>(side, element, factor, aligned, of.shape.dtype, to);
-        else if (side.format == DTYPE_BF16)
-            dequantize<DTYPE_BF16>(side, element, factor, aligned, of.shape.dtype, to);
-        else if (side.format == KV_E4M3)
-            dequantize<KV_E4M3>(side, element, factor, aligned, of.shape.dtype, to);
-        else if (side.format == KV_Q8_0)
-            dequantize<KV_Q8_0>(side, element, factor, aligned, of.shape.dtype, to);
-        else
-            dequantize<KV_Q4_0>(side, element, factor, aligned, of.shape.dtype, to);
+        const u64 to = side.plain + ((plain_row * of.shape.kv_heads + head) * side.features + column) * 2;
+        return {Eight<FORMAT>::load(codes, of.shape.flags & QG_FLAG_KV_ALIGNED), factor, to};
+    }
+
+    // Rounds to the type of Q.
+    QG_DEVICE void store(const Loaded& from, u32 dtype) {
+        if (from.to == 0) return;
+        u32 pairs[4];
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            const float low = Eight<FORMAT>::number(from.eight, 2 * i) * from.factor;
+            const float high = Eight<FORMAT>::number(from.eight, 2 * i + 1) * from.factor;
+            pairs[i] = dtype == DTYPE_F16 ? f32_to_f16(low) | f32_to_f16(high) << 16
+                                          : f32_to_bf16(low) | f32_to_bf16(high) << 16;
+        }
+        st_global_v4(reinterpret_cast<u8*>(from.to), {pairs[0], pairs[1], pairs[2], pairs[3]});
+    }
+};
+
+// All tiles of a CTA within `keys`.
+template <u32 FORMAT>
+QG_DEVICE void dequantize(const DequantizeParams& p, const Sequence& s, const Side& side, u32 first, const KeyRange& keys) {
+    const u32 eights = TILE_KEYS * p.attention.shape.kv_heads * (side.features / 8);
+    const u32 end = (keys.end + TILE_KEYS - 1) / TILE_KEYS;
+#pragma unroll 1
+    for (u32 tile = first; tile < end; tile += p.plain.sequence_ctas) {
+#pragma unroll 1
+        for (u32 i = thread_index(); i < eights; i += TOGETHER * QG_THREADS) {
+            Loaded<FORMAT> loaded[TOGETHER];
+#pragma unroll
+            for (u32 j = 0; j < TOGETHER; j++)
+                loaded[j] = Loaded<FORMAT>::load(p, s, side, tile, keys, i + j * QG_THREADS);
+#pragma unroll
+            for (u32 j = 0; j < TOGETHER; j++) Loaded<FORMAT>::store(loaded[j], p.attention.shape.dtype);
+        }
     }
 }
 
@@ -93,19 +126,25 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS)
     qg_attention_dequantize(const __grid_constant__ DequantizeParams p) {
     const AttentionParams& of = p.attention;
     const u32 own = cta_index().x % p.plain.sequence_ctas;
+    const bool is_values = cta_index().y == 1;
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
     const Sequence s = sequence_of(of, cta_index().x / p.plain.sequence_ctas);
-    if (own == 0) number_pages(p, s);
+    if (own == 0 && !is_values) number_pages(p, s);
     if (s.queries == 0) return;
     const KeyRange keys = visible_keys_of(of, s, 0, s.queries - 1);
-    const Side k = {of.at.k, of.at.k_scales, of.at.k_factors, of.at.k_page, of.at.k_token, of.at.k_head,
-                    of.at.workspace + p.plain.keys, p.plain.key_format, of.shape.qk_dim};
-    const Side v = {of.at.v, of.at.v_scales, of.at.v_factors, of.at.v_page, of.at.v_token, of.at.v_head,
-                    of.at.workspace + p.plain.values, p.plain.value_format, of.shape.v_dim};
-    const u32 first = keys.first / TILE_KEYS + own, end = (keys.end + TILE_KEYS - 1) / TILE_KEYS;
-    for (u32 tile = first; tile < end; tile += p.plain.sequence_ctas) {
-        dequantize_tile(p, s, k, tile * TILE_KEYS, keys);
-        dequantize_tile(p, s, v, tile * TILE_KEYS, keys);
-    }
+    const Side side = Side::of(p, is_values);
+    const u32 first = keys.first / TILE_KEYS + own;
+    if (side.format == DTYPE_F32)
+        dequantize<DTYPE_F32>(p, s, side, first, keys);
+    else if (side.format == DTYPE_F16)
+        dequantize<DTYPE_F16>(p, s, side, first, keys);
+    else if (side.format == DTYPE_BF16)
+        dequantize<DTYPE_BF16>(p, s, side, first, keys);
+    else if (side.format == KV_E4M3)
+        dequantize<KV_E4M3>(p, s, side, first, keys);
+    else if (side.format == KV_Q8_0)
+        dequantize<KV_Q8_0>(p, s, side, first, keys);
+    else
+        dequantize<KV_Q4_0>(p, s, side, first, keys);
 }

@@ -63,6 +63,7 @@ interfaces! {
     attention::INTERFACE,
     attention::EXTRA_INTERFACE,
     attention::CODES_INTERFACE,
+    attention::combine::INTERFACE,
     norm::INTERFACE,
     norm::QUANTIZED_INTERFACE,
     kv_append::INTERFACE,

@@ -77,6 +77,8 @@ pub(super) const ATTENTION_EXTRA: &str = include_str!("../../shaders/attention_e
 pub(super) const ATTENTION_EXTRA_IN_PLACE: &str = include_str!("../../shaders/attention_extra_in_place.wgsl");
 pub(super) const ATTENTION_PLAIN: &str = include_str!("../../shaders/attention_plain.wgsl");
 pub(super) const ATTENTION_CODES: &str = include_str!("../../shaders/attention_codes.wgsl");
+pub(super) const ATTENTION_ROW_END: &str = include_str!("../../shaders/attention_row_end.wgsl");
+pub(super) const ATTENTION_COMBINE: &str = include_str!("../../shaders/attention_combine.wgsl");
 
 /// Texts shared by the product families.
 pub(super) const COMMON: [&str; 25] = [
@@ -130,8 +132,17 @@ pub(crate) const QUANTIZE_TEXTS: [&str; 8] =
 pub(crate) const DEQUANTIZE_TEXTS: [&str; 3] = [ABI, NUMBERS, DEQUANTIZE];
 
 /// All texts of `attention`.
-pub(crate) const ATTENTION_TEXTS: [&str; 7] =
-    [NUMBERS, KV_CODES, ATTENTION_PLAIN, ATTENTION_CODES, ATTENTION_EXTRA, ATTENTION_EXTRA_IN_PLACE, ATTENTION];
+pub(crate) const ATTENTION_TEXTS: [&str; 9] = [
+    NUMBERS,
+    KV_CODES,
+    ATTENTION_PLAIN,
+    ATTENTION_CODES,
+    ATTENTION_EXTRA,
+    ATTENTION_EXTRA_IN_PLACE,
+    ATTENTION_ROW_END,
+    ATTENTION,
+    ATTENTION_COMBINE,
+];
 
 /// All texts of `kv_append`.
 pub(crate) const KV_APPEND_TEXTS: [&str; 7] =

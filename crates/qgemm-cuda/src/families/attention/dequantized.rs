@@ -29,6 +29,8 @@ const NAME: &str = "attention_dequantize";
 const THREADS: u32 = 256;
 /// CTAs per SM that share the sequences.
 const CTAS_A_UNIT: usize = 8;
+/// Keys and values, which different CTAs take.
+const SIDES: usize = 2;
 /// Keys that a CTA takes at once, as the kernel does.
 const TILE_KEYS: usize = 8;
 /// Maximum bytes of dequantized keys and values.
@@ -190,7 +192,7 @@ fn step(
     use AttentionOperand as O;
     let Paging { width, .. } = dequantized.op.paging();
     let tiles = op.most_keys.div_ceil(TILE_KEYS).max(1);
-    let sequence_ctas = (CTAS_A_UNIT * info.units.max(1) as usize).div_ceil(op.sequences).min(tiles);
+    let sequence_ctas = (CTAS_A_UNIT * info.units.max(1) as usize).div_ceil(SIDES * op.sequences).min(tiles);
     let plain = AttentionPlainKv {
         keys: 0,
         values: (values.start - keys.start) as u64,
@@ -204,7 +206,7 @@ fn step(
     let launch = KernelLaunch {
         id: KernelId::new(NAME, Some(variant), Spec::Attention(spec())),
         spec: source(variant),
-        geometry: Geometry { grid: [(op.sequences * sequence_ctas) as u32, 1, 1], threads: THREADS, shared_bytes: 0 },
+        geometry: Geometry { grid: [(op.sequences * sequence_ctas) as u32, SIDES as u32, 1], threads: THREADS, shared_bytes: 0 },
         // The kernel calls `griddepcontrol_wait` itself (atoms/sync.cuh).
         starts_early: variant >= Variant::Sm90,
         operands: O::ALL,

@@ -308,8 +308,13 @@ pub(super) fn sequence(
 ) -> Result<LaunchSequence, HalError> {
     let variant = info.variant.ok_or(HalError::WrongDevice { device: info.id, what: "a CUDA kernel" })?;
     let IndexerConfig { kernel, part_queries, workspace_bytes, .. } = plan.config;
-    let scorer = Scorer::of(&kernel).ok_or_else(|| unknown_family(&kernel, info))?;
-    let gathering = Gathering::of(op, info).filter(|_| scorer == Scorer::Wgmma);
+    let scorer = match Scorer::of(&kernel) {
+        // Without keys, nothing is scored.
+        None if kernel == Chooser::Scores.id(variant) => None,
+        None => return Err(unknown_family(&kernel, info)),
+        scorer => scorer,
+    };
+    let gathering = Gathering::of(op, info).filter(|_| scorer == Some(Scorer::Wgmma));
     let mut launches = Vec::new();
     for whole in parts(Part { first: 0, queries: op.queries }, gathering.map_or(op.queries, |all| all.part_queries)) {
         if let Some(gathering) = gathering {
@@ -318,7 +323,7 @@ pub(super) fn sequence(
         // When keys are gathered: retries the queries whose threshold was wrong.
         for part in parts(whole, part_queries) {
             let kept = gathering.map_or(Kept::default(), |all| all.kept(part.first - whole.first));
-            if op.most_keys() > 0 {
+            if let Some(scorer) = scorer {
                 launches.push(match scorer {
                     Scorer::Wgmma => wgmma::launch(op, part, info, 1, false, kept),
                     Scorer::DecodeTma => decode_tma::launch(op, kernel, part, info),
