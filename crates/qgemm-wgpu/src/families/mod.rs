@@ -11,6 +11,7 @@ pub(crate) mod indexer;
 pub(crate) mod kv_append;
 pub(crate) mod kv_cache;
 pub(crate) mod matmul;
+pub(crate) mod merge_attention;
 pub(crate) mod modes;
 pub(crate) mod norm;
 mod operands;
@@ -63,6 +64,7 @@ interfaces! {
     attention::INTERFACE,
     attention::EXTRA_INTERFACE,
     attention::CODES_INTERFACE,
+    merge_attention::INTERFACE,
     norm::INTERFACE,
     norm::QUANTIZED_INTERFACE,
     kv_append::INTERFACE,
