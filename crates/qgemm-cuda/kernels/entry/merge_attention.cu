@@ -1,8 +1,8 @@
 // Merge of partial attention results by log-sum-exp:
-// D = sum of w_p D_p / sum of w_p, w_p = exp(lse_p - max).
-// A row is a head of a token. `row_threads` lanes of a
-// warp share it, eight columns each. Shared memory has
-// the weights of the CTA's rows, row by row for a part.
+// D is the mean of parts weighed by exp(lse - max).
+// A row is a head of a token.
+// `row_threads` lanes of a warp share it, eight columns each.
+// Shared memory has the weights of the CTA's rows.
 #include "attention/numbers.cuh"
 #include "epilogue/operands.cuh"
 
@@ -12,7 +12,7 @@ struct MergeAttentionParams {
 };
 
 // Parts whose loads are in flight together.
-constexpr u32 AT_ONCE = 4;
+constexpr u32 AT_ONCE = QG_X_DTYPE == DTYPE_F32 ? 2 : 4;
 constexpr float LOG2_E = 1.44269504f, LN_2 = 0.693147181f;
 
 // Lanes of a row, and its weights.
@@ -26,7 +26,8 @@ struct Row {
     }
 };
 
-// Log-sum-exps of the CTA's rows. Rows past the end have none.
+// Log-sum-exps of the CTA's rows.
+// Rows past the end have none.
 QG_DEVICE void load_log_sums(const MergeAttentionParams& p, float* weights, u32 first, u32 rows) {
     const u8* stored = reinterpret_cast<const u8*>(p.at.partial_lse);
     for (u32 i = thread_index(); i < rows * p.shape.parts; i += QG_THREADS) {
@@ -41,7 +42,8 @@ struct Weighted {
     float inverse_sum, lse;
 };
 
-// Turns log-sum-exps into weights. NaN spreads to the sum.
+// Turns log-sum-exps into weights.
+// NaN spreads to the sum.
 QG_DEVICE Weighted weigh(const Row& row, u32 parts) {
     float maximum = minus_infinity();
     const auto update = [&](float other) { maximum = other > maximum ? other : maximum; };

@@ -9,15 +9,14 @@ use rand::{Rng, SeedableRng};
 /// Kind of a case's log-sum-exps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MergeAttentionValues {
-    /// Of parts with some keys each.
+    /// Parts of the same order of magnitude.
     Similar,
-    /// So different that one part outweighs the others, at any
-    /// magnitude.
+    /// Magnitudes so different that one part outweighs the others.
     Different,
-    /// Half of the parts have none: −∞, with NaN in their results. In
-    /// every fourth row no part has any.
+    /// Half of the parts −∞, with NaN in their results; every
+    /// part in each fourth row.
     Empty,
-    /// Some rows have a NaN or +∞ besides.
+    /// NaN or +∞ in some rows.
     Broken,
 }
 

@@ -10,15 +10,17 @@ use crate::limits::rounded_to;
 use crate::operand::Operand;
 use crate::outcome::{Exemption, Failure, Outcome, Verdict};
 
-/// Exemptions. An exemption fails if the case can be planned.
+/// Exemptions. An exemption fails if the case can
+/// be planned.
 const EXEMPTIONS: &[Exemption<MergeAttentionCase>] = &[];
 /// Error limit before D is rounded.
 const LIMIT: f64 = 1e-11;
 /// Error limit of a log-sum-exp, absolute and relative.
 const LSE_LIMIT: f64 = 1e-6;
 
-/// Runs `case` on poisoned memory and judges the result. A second run
-/// must match, unless the device is emulated.
+/// Runs `case` on poisoned memory and judges the
+/// result. A second run must match, unless the device
+/// is emulated.
 pub fn run(ctx: &Context, case: &MergeAttentionCase) -> Outcome {
     let mut outcome = Outcome::new(case);
     let result = judge(ctx, case, &mut outcome);
@@ -26,7 +28,8 @@ pub fn run(ctx: &Context, case: &MergeAttentionCase) -> Outcome {
     outcome
 }
 
-/// Memory layout of a case's operands: a row for each head of a token.
+/// Memory layout of a case's operands: a row for
+/// each head of a token.
 struct Stored {
     partial: Operand,
     partial_lse: Operand,
@@ -34,7 +37,8 @@ struct Stored {
     lse: Operand,
 }
 
-/// The rows of `[parts, tokens, heads]` in the order of memory.
+/// Rows of `[parts, tokens, heads]` in the order
+/// of memory.
 fn row_order(case: &MergeAttentionCase, parts: usize) -> Vec<usize> {
     let (tokens, heads) = (case.tokens, case.heads);
     let places = 0..parts * tokens * heads;
@@ -106,7 +110,8 @@ fn problem(case: &MergeAttentionCase, stored: &Stored) -> MergeAttention {
     if case.lse { merge.log_sum_exp() } else { merge }
 }
 
-/// Contents of the buffers around D and the log-sum-exp after a run.
+/// Contents of the buffers around D and the
+/// log-sum-exp after a run.
 fn run_on(
     ctx: &Context,
     plan: &MergeAttentionPlan,
@@ -131,7 +136,8 @@ fn run_on(
     Ok(written)
 }
 
-/// Checks results and log-sum-exps, and that nothing else was written.
+/// Checks results and log-sum-exps, and that
+/// nothing else was written.
 fn check(
     case: &MergeAttentionCase,
     stored: &Stored,
