@@ -47,6 +47,7 @@ pub struct MergeAttention {
     d_dtype: DType,
     d_strides: Option<[u64; 2]>,
     alignment: usize,
+    d_alignment: usize,
     lse: bool,
 }
 
@@ -68,6 +69,7 @@ impl MergeAttention {
             d_dtype: dtype,
             d_strides: None,
             alignment: WIDE_ACCESS,
+            d_alignment: WIDE_ACCESS,
             lse: false,
         }
     }
@@ -92,11 +94,18 @@ impl MergeAttention {
         self
     }
 
-    /// Alignment of the addresses of the partial results and of D in
-    /// every run, in bytes. 16 by default, which all buffers of a
-    /// context have; less is slower.
+    /// Alignment of the address of the partial results in every run,
+    /// in bytes. 16 by default, which all buffers of a context have;
+    /// less is slower.
     pub fn alignment(mut self, bytes: usize) -> Self {
         self.alignment = bytes;
+        self
+    }
+
+    /// Alignment of D's address, in bytes, at every run; 16 by
+    /// default.
+    pub fn d_alignment(mut self, bytes: usize) -> Self {
+        self.d_alignment = bytes;
         self
     }
 
@@ -109,7 +118,7 @@ impl MergeAttention {
 
     /// Validates everything that is independent of a run's buffers.
     pub(super) fn check(&self) -> Result<CheckedMergeAttention, Error> {
-        let &Self { dtype, parts, tokens, heads, dim, d_dtype, alignment, lse, .. } = self;
+        let &Self { dtype, parts, tokens, heads, dim, d_dtype, lse, .. } = self;
         let counts =
             [("parts", parts, 1, MOST_PARTS), ("tokens", tokens, 0, MOST_TOKENS), ("heads", heads, 1, MOST_HEADS)];
         counts.into_iter().try_for_each(|(name, got, least, most)| check_count(name, got, least, most))?;
@@ -120,9 +129,11 @@ impl MergeAttention {
         let (head, token) = (dim as u64, (heads * dim) as u64);
         let strides = self.strides.unwrap_or([tokens as u64 * token, token, head]);
         let of_parts = HeadsOf::of_tokens("partial results", heads, dim, dtype);
-        let KvRows { page_stride, rows: partial } = of_parts.check(strides, [parts, tokens], alignment)?;
+        let KvRows { page_stride, rows: partial } = of_parts.check(strides, [parts, tokens], self.alignment)?;
         let [d_token, d_head] = self.d_strides.unwrap_or([token, head]);
-        let d = HeadsOf::of_tokens("d", heads, dim, d_dtype).check([0, d_token, d_head], [1, tokens], alignment)?.rows;
+        let d = HeadsOf::of_tokens("d", heads, dim, d_dtype)
+            .check([0, d_token, d_head], [1, tokens], self.d_alignment)?
+            .rows;
         if !d.is_injective(tokens, heads, dim) {
             let HeadRows { token_stride, head_stride, .. } = d;
             return Err(Error::OverlappingHeads { operand: "d", token_stride, head_stride, columns: dim });

@@ -298,7 +298,11 @@ fn merges() {
         |n| n == 0 || n > 576 || !n.is_multiple_of(8),
         |room, n| merged(room, &of(2, 2, 2, n)),
     );
-    try_counts("MergeAttention.alignment", &ALIGNMENTS, bad_alignment, |room, n| {
-        merged(room, &of(2, 2, 2, 8).alignment(n))
-    });
+    let alignments: [(&str, Try); 2] = [
+        ("MergeAttention.alignment", |room, n| merged(room, &of(2, 2, 2, 8).alignment(n))),
+        ("MergeAttention.d_alignment", |room, n| merged(room, &of(2, 2, 2, 8).d_alignment(n))),
+    ];
+    for (name, attempt) in alignments {
+        try_counts(name, &ALIGNMENTS, bad_alignment, attempt);
+    }
 }

@@ -106,7 +106,8 @@ fn problem(case: &MergeAttentionCase, stored: &Stored) -> MergeAttention {
         .part_strides(part, token, head)
         .d_dtype(case.d_dtype)
         .d_strides(d_token, d_head)
-        .alignment(stored.partial.alignment().min(stored.d.alignment()));
+        .alignment(stored.partial.alignment())
+        .d_alignment(stored.d.alignment());
     if case.lse { merge.log_sum_exp() } else { merge }
 }
 
