@@ -123,8 +123,10 @@ impl Sizes {
     /// # Errors
     /// When there are others.
     pub fn exactly<const COUNT: usize>(&self, operation: &str, expected: &str) -> anyhow::Result<[usize; COUNT]> {
-        let sizes = self.0.as_slice().try_into();
-        sizes.with_context(|| format!("`{self}` is no shape of {operation}: expected {expected}"))
+        match self.0.as_slice().try_into() {
+            Ok(sizes) => Ok(sizes),
+            Err(_) => bail!("`{self}` is no shape of {operation}: expected {expected}"),
+        }
     }
 
     /// Rows and columns of a norm.
