@@ -118,6 +118,17 @@ impl Sizes {
         }
     }
 
+    /// As many sizes as the operation has; `expected` says which.
+    ///
+    /// # Errors
+    /// When there are others.
+    pub fn exactly<const COUNT: usize>(&self, operation: &str, expected: &str) -> anyhow::Result<[usize; COUNT]> {
+        match self.0.as_slice().try_into() {
+            Ok(sizes) => Ok(sizes),
+            Err(_) => bail!("`{self}` is no shape of {operation}: expected {expected}"),
+        }
+    }
+
     /// Rows and columns of a norm.
     ///
     /// # Errors

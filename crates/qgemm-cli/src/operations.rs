@@ -11,6 +11,7 @@ pub mod gradient;
 pub mod indexer;
 pub mod kv_append;
 pub mod matmul;
+pub mod merge_attention;
 pub mod norm;
 pub mod optimizer;
 pub mod quantize;
@@ -141,6 +142,7 @@ operations! {
     Optimizer: optimizer,
     GatherRows: gather_rows,
     Sampling: sampling,
+    MergeAttention: merge_attention,
 }
 
 impl Op {

@@ -270,6 +270,7 @@ mod gather_rows;
 mod indexer;
 mod kv_append;
 mod matmul;
+mod merge_attention;
 mod norm;
 mod optimizer;
 mod quantize;
@@ -281,6 +282,7 @@ pub use gather_rows::*;
 pub use indexer::*;
 pub use kv_append::*;
 pub use matmul::*;
+pub use merge_attention::*;
 pub use norm::*;
 pub use optimizer::*;
 pub use quantize::*;
@@ -463,6 +465,7 @@ pub const SHARED_STRUCTS: &[AbiStruct] = &[
     NormShape::ABI,
     OptimizerShape::ABI,
     SamplingShape::ABI,
+    MergeAttentionShape::ABI,
 ];
 
 /// All structs, for CUDA.
@@ -494,6 +497,8 @@ pub const STRUCTS: &[AbiStruct] = &[
     AttentionPointers::ABI,
     AttentionBits::ABI,
     AttentionPlainKv::ABI,
+    MergeAttentionShape::ABI,
+    MergeAttentionPointers::ABI,
     NormShape::ABI,
     NormPointers::ABI,
     KvAppendPointers::ABI,

@@ -46,6 +46,9 @@ macro_rules! with_operations {
             attention: CheckedAttention(AttentionOperand, AttentionConfig, AttentionPlan)
                 ["attention" Attention(AttentionSpec)]
                 "Attention",
+            merge_attention: CheckedMergeAttention(MergeAttentionOperand, MergeAttentionConfig, MergeAttentionPlan)
+                ["merge_attention" MergeAttention(MergeAttentionSpec)]
+                "Merge of partial attention results by log-sum-exp",
             norm: CheckedNorm(NormOperand, NormConfig, NormLaunch)
                 ["norm" Norm(NormSpec), "norm_quantize" NormQuantize(NormQuantizeSpec)]
                 "RMSNorm and LayerNorm",

@@ -41,7 +41,8 @@ macro_rules! conformance {
             gradient_formats gradient_exact gradient_nan_codes gradient_parts gradient_order gradient_gated gradient_experts
             optimizer_rules optimizer_steps
             gather_rows_formats gather_rows_ids gather_rows_layouts
-            sampling_rules sampling_sizes sampling_penalties sampling_log_probabilities sampling_faults sampling_layouts);
+            sampling_rules sampling_sizes sampling_penalties sampling_log_probabilities sampling_faults sampling_layouts
+            merge_attention_sizes merge_attention_types merge_attention_values merge_attention_layouts);
     };
     (@tests $device:literal $($group:ident)*) => {
         $(

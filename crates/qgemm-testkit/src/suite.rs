@@ -14,7 +14,7 @@ use crate::gradient::GradientSuite;
 use crate::norm::NormSuite;
 use crate::outcome::Outcome;
 use crate::quantize::QuantizeSuite;
-use crate::{attention, convert, indexer, kv_append, matmul, optimizer, routing, sampling};
+use crate::{attention, convert, indexer, kv_append, matmul, merge_attention, optimizer, routing, sampling};
 
 /// A case of an operation, as data. Its text names everything
 /// that it depends on.
@@ -135,6 +135,7 @@ pub const SUITES: &[&dyn Suite] = &[
     &optimizer::SUITE,
     &GatherRowsSuite,
     &sampling::SUITE,
+    &merge_attention::SUITE,
 ];
 
 /// The suite of an operation.

@@ -2,7 +2,7 @@
 
 use qgemm_api::{
     Attention, AttentionArgs, BufferMut, BufferRef, Context, DType, Error, Indexer, IndexerArgs, Keys, KvAppend,
-    KvAppendArgs, KvFormat, KvStrides, MaskBits, Queries,
+    KvAppendArgs, KvFormat, KvStrides, MaskBits, MergeAttention, MergeAttentionArgs, Queries,
 };
 
 use crate::{ALIGNMENTS, COUNTS, Refused, Room, Try, bad_alignment, beyond_31_bits, try_counts};
@@ -244,4 +244,65 @@ fn appends_and_indexers() {
         |n| !n.is_power_of_two() || n < 2,
         |room, n| indexed(room, &of_keys(2, 2).alignment(n)),
     );
+}
+
+#[test]
+fn merges() {
+    fn merged(room: &mut Room, merge: &MergeAttention) -> Result<(), Error> {
+        let plan = room.ctx.plan_merge_attention(merge)?;
+        let [d, lse, ..] = &mut room.written[..] else { unreachable!() };
+        let args = MergeAttentionArgs::new(&room.read, &room.read, d);
+        plan.run(&room.ctx.default_stream(), if plan.op().lse { args.lse(lse) } else { args })
+    }
+    fn of(parts: usize, tokens: usize, heads: usize, dim: usize) -> MergeAttention {
+        MergeAttention::new(DType::F32, parts, tokens, heads, dim).log_sum_exp()
+    }
+    let far: Refused = |n| n >= 1 << 60;
+    let cases: [(&str, Refused, Try); 9] = [
+        (
+            "MergeAttention.parts",
+            |n| !(1..=MergeAttention::MOST_PARTS).contains(&n),
+            |room, n| merged(room, &of(n, 2, 2, 8)),
+        ),
+        ("MergeAttention.tokens", beyond_31_bits, |room, n| merged(room, &of(2, n, 2, 8))),
+        ("MergeAttention.heads", |n| !(1..=1 << 16).contains(&n), |room, n| merged(room, &of(2, 2, n, 8))),
+        ("MergeAttention.dim", |_| true, |room, n| merged(room, &of(2, 2, 2, n))),
+        ("MergeAttention.part_strides.part", far, |room, n| {
+            merged(room, &of(2, 2, 2, 8).part_strides(n as u64, 16, 8))
+        }),
+        ("MergeAttention.part_strides.token", far, |room, n| {
+            merged(room, &of(2, 2, 2, 8).part_strides(32, n as u64, 8))
+        }),
+        ("MergeAttention.part_strides.head", far, |room, n| {
+            merged(room, &of(2, 2, 2, 8).part_strides(32, 16, n as u64))
+        }),
+        (
+            "MergeAttention.d_strides.token",
+            |n| !(16..1 << 60).contains(&n),
+            |room, n| merged(room, &of(2, 2, 2, 8).d_strides(n as u64, 8)),
+        ),
+        (
+            "MergeAttention.d_strides.head",
+            // Heads follow tokens of 8 features, 16 in all.
+            |n| !(16..1 << 60).contains(&n),
+            |room, n| merged(room, &of(2, 2, 2, 8).d_strides(8, n as u64)),
+        ),
+    ];
+    for (name, refused, attempt) in cases {
+        try_counts(name, &COUNTS, refused, attempt);
+    }
+    let dims = [0, 4, 8, 12, 64, 568, 576, 584];
+    try_counts(
+        "MergeAttention.dim",
+        &dims,
+        |n| n == 0 || n > 576 || !n.is_multiple_of(8),
+        |room, n| merged(room, &of(2, 2, 2, n)),
+    );
+    let alignments: [(&str, Try); 2] = [
+        ("MergeAttention.alignment", |room, n| merged(room, &of(2, 2, 2, 8).alignment(n))),
+        ("MergeAttention.d_alignment", |room, n| merged(room, &of(2, 2, 2, 8).d_alignment(n))),
+    ];
+    for (name, attempt) in alignments {
+        try_counts(name, &ALIGNMENTS, bad_alignment, attempt);
+    }
 }

@@ -10,6 +10,7 @@ pub mod gemm;
 pub mod indexer;
 pub mod kv_append;
 pub mod matmul;
+pub mod merge_attention;
 pub mod norm;
 pub mod optimizer;
 pub mod quantize;

@@ -521,6 +521,42 @@ static_assert(QG_OFFSET_OF(AttentionPlainKv, table_width) == 32, "layout");
 static_assert(QG_OFFSET_OF(AttentionPlainKv, key_format) == 36, "layout");
 static_assert(QG_OFFSET_OF(AttentionPlainKv, value_format) == 40, "layout");
 static_assert(QG_OFFSET_OF(AttentionPlainKv, sequence_ctas) == 44, "layout");
+struct MergeAttentionShape {
+    u32 parts;  // Parts.
+    u32 rows;  // Rows of D: a head of a token each.
+    u32 heads;  // Heads.
+    u32 dim;  // Head dimension.
+    u32 row_threads;  // Threads that share a row: a power of two.
+    u32 flags;  // `FLAG_` constants: `LSE`; on CUDA also `X_ALIGNED16` (of the partial results) and `D_ALIGNED16`.
+    u32 dtype;  // Element type of the partial results; wgpu only.
+    u32 d_dtype;  // Element type of D.
+}; static_assert(sizeof(MergeAttentionShape) == 32, "layout");
+static_assert(QG_OFFSET_OF(MergeAttentionShape, rows) == 4, "layout");
+static_assert(QG_OFFSET_OF(MergeAttentionShape, heads) == 8, "layout");
+static_assert(QG_OFFSET_OF(MergeAttentionShape, dim) == 12, "layout");
+static_assert(QG_OFFSET_OF(MergeAttentionShape, row_threads) == 16, "layout");
+static_assert(QG_OFFSET_OF(MergeAttentionShape, flags) == 20, "layout");
+static_assert(QG_OFFSET_OF(MergeAttentionShape, dtype) == 24, "layout");
+static_assert(QG_OFFSET_OF(MergeAttentionShape, d_dtype) == 28, "layout");
+struct MergeAttentionPointers {
+    u64 partial;  // Partial results.
+    u64 partial_lse;  // Log-sum-exps of the parts.
+    u64 d;  // D.
+    u64 lse;  // Log-sum-exp.
+    u64 part_stride;  // Stride between parts of the partial results.
+    u64 token_stride;  // Stride between tokens of the partial results.
+    u64 head_stride;  // Stride between heads of the partial results.
+    u64 d_token;  // Stride between tokens of D.
+    u64 d_head;  // Stride between heads of D.
+}; static_assert(sizeof(MergeAttentionPointers) == 72, "layout");
+static_assert(QG_OFFSET_OF(MergeAttentionPointers, partial_lse) == 8, "layout");
+static_assert(QG_OFFSET_OF(MergeAttentionPointers, d) == 16, "layout");
+static_assert(QG_OFFSET_OF(MergeAttentionPointers, lse) == 24, "layout");
+static_assert(QG_OFFSET_OF(MergeAttentionPointers, part_stride) == 32, "layout");
+static_assert(QG_OFFSET_OF(MergeAttentionPointers, token_stride) == 40, "layout");
+static_assert(QG_OFFSET_OF(MergeAttentionPointers, head_stride) == 48, "layout");
+static_assert(QG_OFFSET_OF(MergeAttentionPointers, d_token) == 56, "layout");
+static_assert(QG_OFFSET_OF(MergeAttentionPointers, d_head) == 64, "layout");
 struct NormShape {
     u32 rows;  // Rows of X and D.
     u32 columns;  // Columns of X.

@@ -13,6 +13,7 @@ mod kernel_launch;
 mod kv_append;
 mod launch_params;
 mod matmul;
+mod merge_attention;
 mod norm;
 mod optimizer;
 mod prelude;

@@ -18,6 +18,7 @@ pub mod indexer;
 pub mod kv_append;
 pub mod listed_slots;
 pub mod matmul;
+pub mod merge_attention;
 pub mod norm;
 mod operand;
 pub mod optimizer;

@@ -86,6 +86,17 @@ struct SamplingShape {
     alternatives: u32, // Alternatives of a row.
 }
 
+struct MergeAttentionShape {
+    parts: u32, // Parts.
+    rows: u32, // Rows of D: a head of a token each.
+    heads: u32, // Heads.
+    dim: u32, // Head dimension.
+    row_threads: u32, // Threads that share a row: a power of two.
+    flags: u32, // `FLAG_` constants: `LSE`; on CUDA also `X_ALIGNED16` (of the partial results) and `D_ALIGNED16`.
+    dtype: u32, // Element type of the partial results; wgpu only.
+    d_dtype: u32, // Element type of D.
+}
+
 const FLAG_ROW_SCALE: u32 = 1u;
 const FLAG_K_ORDER: u32 = 2u;
 const FLAG_C: u32 = 4u;

@@ -11,6 +11,7 @@ pub(crate) mod indexer;
 pub(crate) mod kv_append;
 pub(crate) mod kv_cache;
 pub(crate) mod matmul;
+pub(crate) mod merge_attention;
 pub(crate) mod modes;
 pub(crate) mod norm;
 mod operands;
@@ -64,6 +65,7 @@ interfaces! {
     attention::EXTRA_INTERFACE,
     attention::CODES_INTERFACE,
     attention::combine::INTERFACE,
+    merge_attention::INTERFACE,
     norm::INTERFACE,
     norm::QUANTIZED_INTERFACE,
     kv_append::INTERFACE,
