@@ -17,10 +17,8 @@ QG_DEVICE void hadamard(float (&x)[8], u32 lanes, u32 most_lanes, float scale) {
     for (u32 stride = 1; stride < 8; stride *= 2) {
 #pragma unroll
         for (u32 i = 0; i < 8; i++) {
-            if (i & stride) continue;
-            const float first = sums[i], second = sums[i + stride];
-            sums[i] = first + second;
-            sums[i + stride] = first - second;
+            const float first = sums[i & ~stride], second = sums[i | stride];
+            if (!(i & stride)) sums[i] = first + second, sums[i | stride] = first - second;
         }
     }
 #pragma unroll 1

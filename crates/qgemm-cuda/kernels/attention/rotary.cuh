@@ -105,11 +105,10 @@ QG_DEVICE void turn(float (&x)[8], const float (&other)[8], const Angles& angles
     for (u32 i = 0; i < 8; i++) x[i] = fma_f32(x[i], angles.own[i], partner[i]);
 }
 
-// Partners of eight features, which `lane` has.
-// Warp-collective.
-QG_DEVICE void partners_of_aligned(const float (&x)[8], u32 lane, float (&partners)[8]) {
+// The eight features of another lane. Warp-collective.
+QG_DEVICE void features_of_lane(const float (&x)[8], u32 lane, float (&theirs)[8]) {
 #pragma unroll
-    for (u32 i = 0; i < 8; i++) partners[i] = bits_to_f32(shfl_idx_u32(f32_to_bits(x[i]), lane));
+    for (u32 i = 0; i < 8; i++) theirs[i] = bits_to_f32(shfl_idx_u32(f32_to_bits(x[i]), lane));
 }
 
 // Partners of eight features from the lanes of a head,

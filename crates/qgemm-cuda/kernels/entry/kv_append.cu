@@ -342,7 +342,7 @@ struct AlignedHeads {
 #pragma unroll
             for (u32 j = 0; j < 8; j++) x[j] = Source::number(source, j);
             const bool is_turned = is_rotated && !is_value;
-            if (p.at.interleaved && !p.at.turns_last) {
+            if (!p.at.turns_last && p.at.interleaved) {
                 if (is_turned) turn<1>(x, x, angles);
             } else if (!p.at.turns_last) {
                 Source other;
@@ -354,11 +354,12 @@ struct AlignedHeads {
                 if (is_turned) turn<0>(x, partners, angles);
             }
             if (most_lanes != 0) hadamard(x, is_value ? p.at.v_lanes : p.at.k_lanes, most_lanes, is_value ? p.at.v_scale : p.at.k_scale);
-            if (p.at.turns_last) {
+            if (p.at.turns_last && p.at.interleaved) {
+                if (is_turned) turn<1>(x, x, angles);
+            } else if (p.at.turns_last) {
                 float partners[8];
-                partners_of_aligned(x, p.at.interleaved ? lane : partner_lane, partners);
-                if (is_turned && p.at.interleaved) turn<1>(x, partners, angles);
-                if (is_turned && !p.at.interleaved) turn<0>(x, partners, angles);
+                features_of_lane(x, partner_lane, partners);
+                if (is_turned) turn<0>(x, partners, angles);
             }
             BlockScale scale = {};
             if constexpr (has_scales(QG_KV)) scale = BlockScale::of(x);

@@ -150,6 +150,7 @@ fn hadamard() -> Vec<KvAppendCase> {
 
 fn in_place() -> Vec<KvAppendCase> {
     let mut cases = Vec::new();
+    let places = |i: usize| [AttentionStorage::Each, AttentionStorage::Paged(3), AttentionStorage::Lengths(2)][i];
     for (i, dim) in [64, 80, 96, 128, 256, 8].into_iter().enumerate() {
         for (j, (is_rotated, turned)) in
             [(true, 0), (false, dim), (true, dim), (false, dim / 2), (true, dim / 2), (true, 6)].into_iter().enumerate()
@@ -157,8 +158,12 @@ fn in_place() -> Vec<KvAppendCase> {
             let places =
                 [AttentionStorage::Each, AttentionStorage::Paged(3), AttentionStorage::Lengths(2)][(i + j) % 3];
             let (gap, offset) = [(0, 0), (0, 0), (3, 1), (8, 0)][(i + 3 * j) % 4];
-            let lengths: &[(usize, usize)] = if j == 3 { &[(5, 2), (1, 7)] } else { &[(2, 9), (2, 2)] };
-            let of = AttentionCase { places, gap, offset, ..AttentionCase::new(lengths, (5, 1), dim, types(i + j)) };
+            let lengths: &[(usize, usize)] = match j {
+                3 => &[(5, 2), (1, 7)],
+                _ if places == AttentionStorage::Each => &[(2, 9), (2, 9)],
+                _ => &[(2, 9), (2, 2)],
+            };
+            let of = AttentionCase { places, gap, offset, ..AttentionCase::new(lengths, (5, 1), dim, types(i + 2 * j)) };
             let rotary = RotaryCase { inverse: j != 4, ..RotaryCase::new(turned, pairs(i + j / 2)) };
             let rotary = (turned > 0).then_some(rotary);
             let hadamard = [is_rotated, false];
