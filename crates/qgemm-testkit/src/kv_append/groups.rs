@@ -163,7 +163,8 @@ fn in_place() -> Vec<KvAppendCase> {
                 _ if places == AttentionStorage::Each => &[(2, 9), (2, 9)],
                 _ => &[(2, 9), (2, 2)],
             };
-            let of = AttentionCase { places, gap, offset, ..AttentionCase::new(lengths, (5, 1), dim, types(i + 2 * j)) };
+            let of =
+                AttentionCase { places, gap, offset, ..AttentionCase::new(lengths, (5, 1), dim, types(i + 2 * j)) };
             let rotary = RotaryCase { inverse: j != 4, ..RotaryCase::new(turned, pairs(i + j / 2)) };
             let rotary = (turned > 0).then_some(rotary);
             let hadamard = [is_rotated, false];
