@@ -202,8 +202,8 @@ pub mod tuning {
 pub mod exec {
     pub use crate::exec_plan::{
         Barrier, BarrierKind, ExecPlan, MemoryPlan, ModelRecord, Phase, PhaseRange, PlannedCache, PlannedHeads,
-        PlannedNorm, PlannedOp, PlannedOptimizer, PlannedPages, PlannedRotary, PlannedScaling, PlannedSegment,
-        PlannedTables, PlannedWeight, Region, RegionKind, Runtime, RuntimeMode,
+        PlannedNorm, PlannedOp, PlannedOptimizer, PlannedPages, PlannedRotary, PlannedRotation, PlannedScaling,
+        PlannedSegment, PlannedTables, PlannedWeight, Region, RegionKind, Runtime, RuntimeMode,
     };
 }
 

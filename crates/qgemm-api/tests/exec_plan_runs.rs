@@ -12,9 +12,13 @@ use qgemm_api::{
 mod common {
     pub mod dense_model;
     pub mod models;
+    pub mod plan_checks;
+    pub mod schema;
 }
 use common::dense_model::dense;
 use common::models::*;
+use common::plan_checks::*;
+use serde_json::json;
 
 /// A plan with its weights and arena.
 struct Program {
@@ -121,8 +125,8 @@ fn a_prompt_and_its_tokens_alone_give_the_same_logits() {
     }
 }
 
-/// Formats and pages of the cache give the logits of f16 rows,
-/// but for what the format rounds.
+/// Formats, pages and rotations of the cache give the logits of
+/// f16 rows, but for what the format rounds.
 #[test]
 fn caches_of_other_formats_and_pages_give_the_same_logits() {
     let folder = Folder::new();
@@ -139,23 +143,68 @@ fn caches_of_other_formats_and_pages_give_the_same_logits() {
             (1..=12u32).map(|length| program.step(&[length, 3 * length], &[length; 2])).collect()
         };
         let rows = steps(&PlanOptions::new(2));
-        for (format, page_size, limit) in [
-            (None, Some(5), 1e-6),
-            (Some(KvFormat::Plain(DType::F32)), None, 1e-3),
-            (Some(KvFormat::E4M3), Some(16), 0.05),
+        for (format, page_size, rotate_cache, limit) in [
+            (None, Some(5), false, 1e-6),
+            (None, Some(5), true, 1e-3),
+            (Some(KvFormat::Plain(DType::F32)), None, false, 1e-3),
+            (Some(KvFormat::Plain(DType::F32)), None, true, 1e-3),
+            (Some(KvFormat::E4M3), Some(16), false, 0.05),
+            (Some(KvFormat::E4M3), Some(16), true, 0.05),
         ] {
             let mut options = PlanOptions::new(2);
-            (options.kv_format, options.page_size) = (format, page_size);
+            (options.kv_format, options.page_size, options.rotate_cache) = (format, page_size, rotate_cache);
             for (got, wanted) in steps(&options).iter().zip(&rows) {
                 assert!(
                     loss(got, wanted) < limit,
-                    "{format:?}, {page_size:?} on {}: {}",
+                    "{format:?}, {page_size:?}, rotated {rotate_cache} on {}: {}",
                     ctx.info().id,
                     loss(got, wanted)
                 );
             }
         }
     }
+}
+
+/// A rotated cache is stated by the append and undone in place, and a
+/// changed rotation is refused.
+#[test]
+fn a_rotated_cache_is_undone_behind_attention() {
+    let folder = Folder::new();
+    let path = folder.model("llama", &dense(2));
+    let (ctx, model) = (Context::open("cpu").expect("always there"), open_model(&path).expect("a model"));
+    let mut options = PlanOptions::new(BATCH);
+    options.rotate_cache = true;
+    let plan = ctx.plan_model(&path, &options).expect("it is served");
+    check_schemas(&plan);
+    check_memory(&plan);
+    let place = plan.ops.iter().position(|op| op.op_id == "blk.1.attn_rotation").expect("planned");
+    let [append, attention, undo, output] = &plan.ops[place - 2..place + 2] else { panic!("four operations") };
+    let heads = append.heads.as_ref().expect("of an append");
+    assert!(heads.rotate_k && heads.rotate_v, "{heads:?}");
+    assert_eq!((&undo.x, &undo.d, &undo.d), (&attention.d, &attention.d, &output.x));
+    assert_eq!(undo.rotation.as_ref().map(|of| (of.heads, of.head_dim)), Some((HEADS, HEAD_DIM)));
+    let good = serde_json::to_value(&plan).expect("JSON");
+    ctx.load_plan(&good.to_string(), &model).expect("it fits");
+    for (pointer, value, named) in [
+        ("rotation/heads", json!(HEADS + 1), "shape.k"),
+        ("rotation/head_dim", json!(usize::MAX), "shape.k"),
+        ("d", json!("logits"), "d"),
+        ("d_dtype", json!("f32"), "d_dtype"),
+        ("kernel_id", json!("kv_append:none:-:x"), "kernel_id"),
+    ] {
+        let mut plan = good.clone();
+        *plan.pointer_mut(&format!("/ops/{place}/{pointer}")).expect("it is there") = value;
+        match ctx.load_plan(&plan.to_string(), &model) {
+            Err(Error::PlanMismatch { at, .. }) => {
+                assert_eq!(at, format!("ops[{place}] (blk.1.attn_rotation).{named}"));
+            }
+            other => panic!("{pointer}: {other:?}"),
+        }
+    }
+    // In training, caches are activations.
+    (options.train, options.sequences) = (true, Some(1));
+    let trained = ctx.plan_model(&path, &options).expect("it is served");
+    assert!(trained.ops.iter().all(|op| op.rotation.is_none()));
 }
 
 /// A prompt's plan hands its cache to that of a decoding step,

@@ -46,9 +46,17 @@ fn values(kv: KvFormat) -> Vec<f32> {
     values
 }
 
-/// Codes and scales of keys, then of values, as `ctx` writes them.
-fn appended(ctx: &Context, kv: KvFormat, values: &[f32], factors: [f32; HEADS]) -> Result<[Vec<u8>; 4], Error> {
+/// Codes and scales of keys, then of values, as `ctx` writes them, with
+/// or without a Hadamard rotation.
+fn appended(
+    ctx: &Context,
+    kv: KvFormat,
+    values: &[f32],
+    factors: [f32; HEADS],
+    rotates: bool,
+) -> Result<[Vec<u8>; 4], Error> {
     let append = KvAppend::new(DType::F32, 0, HEADS, DIM, Queries::each(1, TOKENS), Keys::each(TOKENS)).kv_format(kv);
+    let append = if rotates { append.rotate_k().rotate_v() } else { append };
     let plan = ctx.plan_kv_append(&append)?;
     let reversed: Vec<f32> = values.iter().rev().copied().collect();
     let (new_k, new_v, factors) = (ctx.upload(values)?, ctx.upload(&reversed)?, ctx.upload(&factors)?);
@@ -80,16 +88,16 @@ fn codes_are_the_same_on_every_device() -> Result<(), Error> {
         };
         for kv in KvFormat::ALL.into_iter().filter(|kv| !kv.is_plain()) {
             // Factors of both signs and of any magnitude.
-            for factors in [[1.0, 0.37], [3.0e-30, -5.5]] {
+            for (factors, rotates) in [([1.0, 0.37], false), ([3.0e-30, -5.5], false), ([1.0, 0.37], true)] {
                 let values = values(kv);
-                let [on_cpu, here] = [&cpu, &ctx].map(|ctx| appended(ctx, kv, &values, factors));
+                let [on_cpu, here] = [&cpu, &ctx].map(|ctx| appended(ctx, kv, &values, factors, rotates));
                 let parts = ["keys", "values", "scales of keys", "scales of values"];
                 for ((cpu, here), what) in on_cpu?.iter().zip(&here?).zip(parts) {
                     let differs = cpu.iter().zip(here).position(|(cpu, here)| cpu != here);
                     assert_eq!(
                         differs,
                         None,
-                        "{what} in {kv} on {device}: {:?}",
+                        "{what} in {kv} on {device}, rotated {rotates}: {:?}",
                         differs.map(|at| (cpu[at], here[at]))
                     );
                 }

@@ -149,6 +149,10 @@ pub struct Args {
     /// cache (default: f16).
     #[arg(long, value_name = "FORMAT")]
     pub kv_format: Option<KvFormat>,
+    /// kv_append: Hadamard rotation of queries, keys and values (default:
+    /// false). A model: of its cache (default: true for q4_0).
+    #[arg(long, value_name = "BOOL")]
+    pub rotate_cache: Option<bool>,
     /// attention: format of values (default: that of keys).
     #[arg(long, value_name = "FORMAT", requires = "kv_format")]
     pub v_format: Option<KvFormat>,
@@ -422,7 +426,7 @@ impl Args {
     /// Checks that no option of an operation is given, but for those
     /// that a whole model takes.
     fn check_whole_model(&self) -> anyhow::Result<()> {
-        const TAKEN: &[&str] = &["a model", "--kv-format"];
+        const TAKEN: &[&str] = &["a model", "--kv-format", "--rotate-cache"];
         let more = [
             ("--shape", !self.shape.is_empty()),
             ("--read", self.opening.read),
@@ -440,7 +444,7 @@ impl Args {
 
     /// Options that not all operations take, and whether they are
     /// given.
-    fn given(&self) -> [(&'static str, bool); 21] {
+    fn given(&self) -> [(&'static str, bool); 22] {
         [
             ("a model", self.model.is_some()),
             ("--format", self.format.is_some()),
@@ -459,6 +463,7 @@ impl Args {
             ("--groups", self.groups.is_some()),
             ("--page-size", self.page_size.is_some()),
             ("--kv-format", self.kv_format.is_some()),
+            ("--rotate-cache", self.rotate_cache.is_some()),
             ("--mask-bits", self.mask_bits),
             ("--sinks", self.sinks),
             ("--v-format", self.v_format.is_some()),

@@ -33,6 +33,10 @@ pub struct Args {
     /// the activations).
     #[arg(long)]
     kv_format: Option<KvFormat>,
+    /// Rotate keys and values in the cache by a Hadamard matrix, which
+    /// formats of few bits lose less of.
+    #[arg(long)]
+    rotate_cache: bool,
     /// Tokens of a page of the KV cache (default: no pages).
     #[arg(long)]
     page_size: Option<usize>,
@@ -89,6 +93,7 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
             (options.sequences, options.context) = (args.sequences, args.context);
             (options.x_dtype, options.x_precision, options.train) = (args.x_dtype, args.x_precision, args.train);
             (options.kv_format, options.page_size, options.pages) = (args.kv_format, args.page_size, args.pages);
+            options.rotate_cache = args.rotate_cache;
             (options.all_logits, options.sampling) = (args.all_logits, args.sampling);
             // First, so that an unwritable output does not waste the work.
             let file = args.output.as_ref().map(|path| WholeFile::create(path, Existing::Replace)).transpose()?;

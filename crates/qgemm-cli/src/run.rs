@@ -54,6 +54,10 @@ pub struct Args {
     /// Format of the KV cache: f16, bf16, f32, e4m3, q8_0 or q4_0.
     #[arg(long, default_value_t = KvFormat::Plain(DType::F16))]
     kv_format: KvFormat,
+    /// Hadamard rotation of cached keys and values: true or false
+    /// (default: true for q4_0).
+    #[arg(long, value_name = "BOOL")]
+    rotate_cache: Option<bool>,
     /// Type of the activations; logits are f32.
     #[arg(long, default_value = "f16")]
     x_dtype: DType,
@@ -132,6 +136,7 @@ fn generate(
         sessions: 1,
         cache_tokens: prompt.len().saturating_add(args.tokens).clamp(1, context),
         kv_format: args.kv_format,
+        rotate_cache: args.rotate_cache,
         ..EngineOptions::default()
     };
     let mut engine = Engine::new(model, options)?;

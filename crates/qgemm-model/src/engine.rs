@@ -25,6 +25,9 @@ pub struct EngineOptions {
     pub step_tokens: usize,
     /// Format of keys and values in the cache.
     pub kv_format: KvFormat,
+    /// Whether cached keys and values have a Hadamard rotation, which formats of few bits lose less of.
+    /// By default those of Q4_0 have.
+    pub rotate_cache: Option<bool>,
 }
 
 impl Default for EngineOptions {
@@ -35,7 +38,15 @@ impl Default for EngineOptions {
             page_size: 64,
             step_tokens: 512,
             kv_format: KvFormat::Plain(DType::F16),
+            rotate_cache: None,
         }
+    }
+}
+
+impl EngineOptions {
+    /// Whether cached keys and values have a Hadamard rotation.
+    pub fn rotates_cache(&self) -> bool {
+        self.rotate_cache.unwrap_or(self.kv_format == KvFormat::Q4_0)
     }
 }
 
@@ -60,7 +71,7 @@ impl Engine {
     /// # Errors
     /// [`Error::EngineOption`]; a device error such as exhausted memory.
     pub fn new(model: &LanguageModel, options: EngineOptions) -> Result<Self, Error> {
-        let EngineOptions { sessions, cache_tokens, page_size, step_tokens, kv_format } = options;
+        let EngineOptions { sessions, cache_tokens, page_size, step_tokens, kv_format, .. } = options;
         let named = [("sessions", sessions), ("cache tokens", cache_tokens), ("page size", page_size)];
         if let Some((name, got)) = named.into_iter().find(|(_, got)| *got == 0) {
             return Err(Error::EngineOption { name, got, least: 1 });
@@ -70,7 +81,8 @@ impl Engine {
         }
         let pages = cache_tokens.div_ceil(page_size);
         let context = model.hyperparameters().context.min(pages.saturating_mul(page_size));
-        let size = CacheSize { pages, page_size, context, format: kv_format };
+        let is_rotated = options.rotates_cache();
+        let size = CacheSize { pages, page_size, context, format: kv_format, is_rotated };
         let steps = Steps::new(model, size, step_tokens, sessions)?;
         Ok(Self {
             model: model.clone(),

@@ -25,6 +25,8 @@ pub struct CacheSize {
     pub context: usize,
     /// Format of keys and values.
     pub format: KvFormat,
+    /// Whether keys and values have a Hadamard rotation.
+    pub is_rotated: bool,
 }
 
 /// New tokens of one session.
@@ -187,6 +189,7 @@ fn plan(model: &LanguageModel, size: CacheSize, shape: Shape) -> Result<LoadedPl
     let mut options = PlanOptions::new(shape.sequences * shape.tokens);
     (options.sequences, options.context) = (Some(shape.sequences), Some(shape.keys));
     (options.kv_format, options.page_size, options.pages) = (Some(size.format), Some(size.page_size), Some(size.pages));
+    options.rotate_cache = size.is_rotated;
     model.precision().state(&mut options);
     let ctx = model.context();
     Ok(ctx.load_exec_plan(ctx.plan_network(model.network(), &options)?, model.host())?)

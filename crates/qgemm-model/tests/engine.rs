@@ -245,6 +245,24 @@ fn every_cache_format_runs() {
 }
 
 #[test]
+fn rotated_caches_give_the_same_tokens() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for recipe in [LLAMA, QWEN3, GEMMA3, GPT_OSS] {
+        let model = load(&write_gguf(folder.path(), &recipe));
+        let run = |kv_format, rotate_cache| {
+            let options = EngineOptions { kv_format, rotate_cache, ..options() };
+            run_one(&mut engine(&model, options), &[7; 20], greedy(8)).ids
+        };
+        let (exact, half) = (KvFormat::Plain(DType::F32), KvFormat::Plain(DType::F16));
+        let plain = run(exact, None);
+        assert_eq!(run(exact, Some(true)), plain, "{}", recipe.architecture);
+        assert_eq!(run(half, Some(true))[..2], plain[..2], "{}", recipe.architecture);
+        // Q4_0 is rotated by default.
+        assert_eq!(run(KvFormat::Q4_0, None), run(KvFormat::Q4_0, Some(true)));
+    }
+}
+
+#[test]
 fn seeds_decide_samples() {
     let folder = tempfile::tempdir().expect("a folder");
     let model = load(&write_gguf(folder.path(), &LLAMA));

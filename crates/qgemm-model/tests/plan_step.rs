@@ -89,11 +89,13 @@ fn caches_of_every_format_and_pages_cost_what_they_round() {
         (KvFormat::Q4_0, None, 0.2),
         (KvFormat::E4M3, Some(5), 0.05),
     ] {
-        let mut options = exact();
-        (options.kv_format, options.page_size) = (Some(format), page_size);
-        let loss = worst(&steps(&ctx, &path, &options, &tokens), &wanted);
-        assert!(loss < limit, "{format}, {page_size:?}: {loss}");
-        assert!(loss > 0.0 || format == KvFormat::Plain(DType::F32), "{format} rounds");
+        for rotate_cache in [false, true] {
+            let mut options = exact();
+            (options.kv_format, options.page_size, options.rotate_cache) = (Some(format), page_size, rotate_cache);
+            let loss = worst(&steps(&ctx, &path, &options, &tokens), &wanted);
+            assert!(loss < limit, "{format}, {page_size:?}, rotated {rotate_cache}: {loss}");
+            assert!(loss > 0.0 || format == KvFormat::Plain(DType::F32), "{format} rounds");
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use common::reference::{Reference, argmax};
 use common::{Outcome, greedy, run_all};
-use qgemm_api::{Context, DType, KvFormat, XPrecision, open_model};
+use qgemm_api::{Context, DType, KvFormat, PlanOptions, XPrecision, open_model};
 use qgemm_model::{Engine, EngineOptions, Finish, Generation, LanguageModel, Message, Precision};
 use qgemm_testkit::skipped;
 
@@ -94,6 +94,43 @@ fn greedy_tokens_with_x_in_f16_differ_in_ties_alone() {
         let ties = below.iter().filter(|by| **by > 0.0).count();
         assert!(ties <= below.len() / 50, "{device}: {ties} of {} tokens: {below:?}", below.len());
     }
+}
+
+/// Cosine of the logits behind each prompt's tokens with a cache of Q4_0 and
+/// with one of f16, averaged.
+fn cosine_with_q4_0(ctx: &Context, path: &Path, rotate_cache: bool) -> f64 {
+    let opened = open_model(path).expect("the model");
+    let model = LanguageModel::open(ctx, path, PRECISION).expect("the model");
+    let logits = |ids: &[u32], format, rotate_cache| -> Vec<f32> {
+        let mut options = PlanOptions::new(ids.len());
+        (options.sequences, options.context, options.all_logits) = (Some(1), Some(64), true);
+        (options.kv_format, options.rotate_cache) = (Some(format), rotate_cache);
+        let plan = ctx.plan_network(model.network(), &options).expect("it is served");
+        let loaded = ctx.load_exec_plan(plan, &opened).expect("it fits");
+        let (weights, mut arena) = (loaded.load_weights(&opened).expect("memory"), loaded.arena().expect("memory"));
+        ctx.upload_into(ids, arena.region_mut("tokens").expect("planned")).expect("it has room");
+        ctx.upload_into(&[ids.len() as u32], arena.region_mut("kv_lengths").expect("planned")).expect("it has room");
+        loaded.step(&ctx.default_stream(), &mut arena, &weights).expect("it runs");
+        ctx.download(arena.region("logits").expect("planned")).expect("readable")
+    };
+    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+    let mut cosines = Vec::new();
+    for prompt in PROMPTS {
+        let ids = model.tokenizer().encode(prompt).expect("encoded");
+        let wanted = logits(&ids, KvFormat::Plain(DType::F16), false);
+        let got = logits(&ids, KvFormat::Q4_0, rotate_cache);
+        let rows = got.chunks(model.vocabulary()).zip(wanted.chunks(model.vocabulary()));
+        cosines.extend(rows.map(|(got, wanted)| dot(got, wanted) / (dot(got, got) * dot(wanted, wanted)).sqrt()));
+    }
+    cosines.iter().sum::<f64>() / cosines.len() as f64
+}
+
+#[test]
+fn a_rotated_cache_of_q4_0_keeps_the_logits() {
+    let Some(path) = model_path("a_rotated_cache_of_q4_0_keeps_the_logits") else { return };
+    let ctx = Context::open("cpu").expect("always there");
+    let [plain, rotated] = [false, true].map(|rotate_cache| cosine_with_q4_0(&ctx, &path, rotate_cache));
+    assert!(rotated >= 0.98 && rotated > plain, "{plain} without rotation, {rotated} with it");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 // Rotary embedding and KV-cache append: STEP selects queries in
 // place, or new keys or values to the cache. This file locates
-// heads of tokens and their rotation; `kv_append_plain.wgsl` or
-// `kv_append_codes.wgsl` follows. Indices are clamped: no content
+// heads of tokens and their rotation; `kv_append_plain.wgsl`,
+// `kv_append_codes.wgsl` or `kv_append_hadamard.wgsl` follows. Indices are clamped: no content
 // of offsets, lengths or tables makes an access go out of bounds.
 
 struct Params {
@@ -15,6 +15,7 @@ struct Params {
     table_positions: u32,  // rows of cosines and sines
     table_row: u32,  // elements between rows
     amplitude: f32,
+    sine_amplitude: f32,  // negative for the inverse rotation
     source_base: u32,  // offsets in elements, as in `params.wgsl`
     written_base: u32,  // in bytes for quantized caches
     q_offsets_base: u32,
@@ -67,17 +68,18 @@ fn cos_sin(turns: u32) -> vec2<f32> {
 }
 
 // Cosine and sine of a rotary pair at
-// a position, times the amplitude.
+// a position, times their amplitudes.
 fn angle_of(pair: u32, position: u32) -> vec2<f32> {
     if (TABLES) {
         let at = position * p.table_row + pair;
-        return vec2<f32>(bitcast<f32>(angles[p.angles_base + at]), sines[p.sines_base + at]) * p.amplitude;
+        return vec2<f32>(bitcast<f32>(angles[p.angles_base + at]) * p.amplitude, sines[p.sines_base + at] * p.sine_amplitude);
     }
     let low = angles[p.angles_base + 2u * pair];
     let high = angles[p.angles_base + 2u * pair + 1u];
     // Rounded to the nearest 2^-32 turn.
     let below = low * position;
-    return cos_sin(high * position + mul_high(low, position) + (below >> 31u)) * p.amplitude;
+    let angle = cos_sin(high * position + mul_high(low, position) + (below >> 31u));
+    return angle * vec2<f32>(p.amplitude, p.sine_amplitude);
 }
 
 fn load(index: u32) -> f32 {

@@ -1,6 +1,5 @@
 // Append to a quantized cache: one invocation per eight features of a
-// head of a token. `kv_append_factor.wgsl` or `kv_append_blocks.wgsl`
-// precedes this file and quantizes, bit for bit as the CPU does.
+// head of a token. `kv_append_bytes.wgsl` precedes this file.
 
 const EIGHTS: u32 = COLUMNS / 8u;
 
@@ -21,24 +20,6 @@ fn feature_of(head: Place, feature: u32) -> f32 {
     let partner = load(head.source_at + other);
     let angle = angle_of(pair, head.position);
     return own * angle.x + select(-partner, partner, is_second) * angle.y;
-}
-
-fn replace_bits(word: u32, mask: u32, bits: u32) {
-    atomicAnd(&written[word], ~mask);
-    atomicOr(&written[word], bits);
-}
-
-// Stores four bytes, unaligned; other
-// bytes of their words keep their bits.
-fn store_bytes(byte: u32, bytes: u32) {
-    let word = byte / 4u;
-    let shift = byte % 4u * 8u;
-    if (shift == 0u) {
-        atomicStore(&written[word], bytes);
-        return;
-    }
-    replace_bits(word, 0xffffffffu << shift, bytes << shift);
-    replace_bits(word + 1u, 0xffffffffu >> (32u - shift), bytes >> (32u - shift));
 }
 
 @compute @workgroup_size(THREADS)
@@ -64,13 +45,5 @@ fn main(
             x.hi[i] = feature_of(to, column + 4u + i);
         }
     }
-    let at = to.written_at + column;
-    let codes = encoded(x, head, at, to.is_there, thread);
-    if (to.is_there) {
-        let byte = p.written_base + code_byte(at);
-        store_bytes(byte, codes.x);
-        if (KV_DTYPE != KV_Q4_0) {
-            store_bytes(byte + 4u, codes.y);
-        }
-    }
+    store_eight(x, head, to.written_at + column, to.is_there, thread);
 }

@@ -1,24 +1,7 @@
 // Append to an f32, f16 or bf16 cache: one invocation
 // per pair of features, either a rotary pair or two
 // adjacent features beyond the rotary dimension.
-
-// Stores one element; the other
-// half of its word keeps its bits.
-fn store(index: u32, value: f32) {
-    if (KV_DTYPE == F32) {
-        atomicStore(&written[index], bitcast<u32>(value));
-        return;
-    }
-    var half: u32;
-    if (KV_DTYPE == F16) {
-        half = f32_to_f16(value);
-    } else {
-        half = f32_to_bf16(value);
-    }
-    let shift = (index & 1u) * 16u;
-    atomicAnd(&written[index >> 1u], ~(0xffffu << shift));
-    atomicOr(&written[index >> 1u], half << shift);
-}
+// `kv_append_elements.wgsl` precedes this file.
 
 @compute @workgroup_size(THREADS)
 fn main(

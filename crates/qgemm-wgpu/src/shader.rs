@@ -20,11 +20,12 @@ use texts::{
     ABI, ACTIVATION, ATTENTION, ATTENTION_CODES, ATTENTION_COMBINE, ATTENTION_EXTRA, ATTENTION_EXTRA_IN_PLACE,
     ATTENTION_PLAIN, ATTENTION_ROW_END, CODEBOOK, CONVERT, CONVERT_PARAMS, DEQUANTIZE, E4M3, E5M2, EPILOGUE,
     EXPERTS_CHECK, EXPERTS_COMBINE, EXPERTS_GATHER, EXPERTS_PARAMS, GEMM_SUM, HALF_OF, HALVES, INDEXER_CHOOSE,
-    INDEXER_PARAMS, INDEXER_SCORE, INTEGER, INTEGER_BYTES, KV_APPEND, KV_APPEND_BLOCKS, KV_APPEND_CODES,
-    KV_APPEND_FACTOR, KV_APPEND_PLAIN, KV_CODES, MODES, NORM, NORM_D, NORM_D_PARAMS, NORM_PARAMS, NORM_PLANES,
-    NORM_PLANES_PARAMS, NORM_WRITTEN, NUMBERS, OPERANDS, OPTIMIZER, PACKED, PARAMS, PART_OF_K, PLAIN, QUANTIZE_CODES,
-    ROUTING_COUNT, ROUTING_LISTS, ROUTING_PARAMS, ROUTING_SCAN, ROUTING_SCATTER, ROUTING_TOP_K, ROWS_BESIDE,
-    ROWS_OF_TILES, SCALE, SCALE_AND_MIN, STORE, STORE_VECTORS, STORE_WORDS, TWO_FACTORS, WHOLE_K, X,
+    INDEXER_PARAMS, INDEXER_SCORE, INTEGER, INTEGER_BYTES, KV_APPEND, KV_APPEND_BLOCKS, KV_APPEND_BYTES,
+    KV_APPEND_CODES, KV_APPEND_ELEMENTS, KV_APPEND_FACTOR, KV_APPEND_HADAMARD, KV_APPEND_PLAIN, KV_CODES, MODES, NORM,
+    NORM_D, NORM_D_PARAMS, NORM_PARAMS, NORM_PLANES, NORM_PLANES_PARAMS, NORM_WRITTEN, NUMBERS, OPERANDS, OPTIMIZER,
+    PACKED, PARAMS, PART_OF_K, PLAIN, QUANTIZE_CODES, ROUTING_COUNT, ROUTING_LISTS, ROUTING_PARAMS, ROUTING_SCAN,
+    ROUTING_SCATTER, ROUTING_TOP_K, ROWS_BESIDE, ROWS_OF_TILES, SCALE, SCALE_AND_MIN, STORE, STORE_VECTORS,
+    STORE_WORDS, TWO_FACTORS, WHOLE_K, X,
 };
 pub(crate) use texts::{
     ATTENTION_TEXTS, CONVERT_TEXTS, DEQUANTIZE_TEXTS, ENTRY, EXPERTS_ENTRY, EXPERTS_TEXTS, INDEXER_TEXTS,
@@ -266,18 +267,24 @@ pub(crate) fn compose_attention_combine(words: &[(&'static str, u32)], choices: 
 }
 
 /// The `kv_append` shader with these constants, for a
-/// cache with this scaling.
+/// cache with this scaling, with or without a Hadamard rotation.
 pub(crate) fn compose_kv_append(
     words: &[(&'static str, u32)],
     choices: &[(&'static str, bool)],
     numbers: KvNumbers,
+    has_hadamard: bool,
 ) -> Shader {
-    let encoding = match numbers {
-        KvNumbers::Plain => return compose_chosen(words, choices, &[KV_APPEND, KV_APPEND_PLAIN]),
-        KvNumbers::Factors => KV_APPEND_FACTOR,
-        KvNumbers::Blocks => KV_APPEND_BLOCKS,
+    let stores: &[&str] = match numbers {
+        KvNumbers::Plain => &[KV_APPEND_ELEMENTS],
+        KvNumbers::Factors => &[KV_CODES, KV_APPEND_FACTOR, KV_APPEND_BYTES],
+        KvNumbers::Blocks => &[KV_CODES, KV_APPEND_BLOCKS, KV_APPEND_BYTES],
     };
-    compose_chosen(words, choices, &[KV_APPEND, KV_CODES, encoding, KV_APPEND_CODES])
+    let main = match numbers {
+        _ if has_hadamard => KV_APPEND_HADAMARD,
+        KvNumbers::Plain => KV_APPEND_PLAIN,
+        KvNumbers::Factors | KvNumbers::Blocks => KV_APPEND_CODES,
+    };
+    compose_chosen(words, choices, &[&[KV_APPEND], stores, &[main]].concat())
 }
 
 /// The `indexer` shader with these constants: scoring,

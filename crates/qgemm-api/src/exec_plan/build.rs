@@ -41,6 +41,9 @@ pub struct PlanOptions {
     /// Pages of the cache, which plans of other batches share. By default enough for the
     /// capacity of all sequences.
     pub pages: Option<usize>,
+    /// Hadamard rotation of cached keys and values, which formats of few bits lose less of. A step behind
+    /// each attention undoes it on the result. Logits do not change, but for rounding.
+    pub rotate_cache: bool,
     /// Element type of activations. Logits, and the residual stream in inference of decoders,
     /// are f32.
     pub x_dtype: DType,
@@ -70,6 +73,7 @@ impl PlanOptions {
             kv_format,
             page_size,
             pages,
+            rotate_cache: false,
             x_dtype: DType::F16,
             x_precision,
             batch_invariant: false,

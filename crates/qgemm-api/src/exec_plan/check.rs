@@ -153,6 +153,10 @@ impl OpChecks<'_> {
                 }
                 self.record(&self.ctx.explain_norm(&op.as_norm()?)?)?;
             }
+            ("kv_append", None) if op.rotation.is_some() => {
+                self.in_place()?;
+                self.record(&self.ctx.explain_kv_append(&op.as_kv_append()?)?)?;
+            }
             ("kv_append", None) => {
                 if op.heads.as_ref().is_none_or(|heads| heads.new_k.is_none() || heads.new_v.is_none()) {
                     self.expect("heads", "regions of new keys and new values", "none of one")?;
@@ -174,6 +178,15 @@ impl OpChecks<'_> {
         }
         self.regions(memory)?;
         Ok(found)
+    }
+
+    /// Checks that D of a rotation in place is X, and has its heads.
+    fn in_place(&self) -> Result<(), Error> {
+        let op = self.op;
+        self.expect("d", &op.x, &op.d)?;
+        self.expect("d_dtype", &op.x_dtype, &op.d_dtype)?;
+        let features = op.rotation.as_ref().and_then(|of| of.heads.checked_mul(of.head_dim)).unwrap_or(usize::MAX);
+        self.expect("shape.k", features, op.shape.k)
     }
 
     /// Description of the weight on this device.
@@ -348,7 +361,7 @@ impl OpChecks<'_> {
             ("sampling", _) => (matrix(m, n, &op.x_dtype), matrix(m, 1, &op.d_dtype)),
             ("gather_rows", _) => (matrix(m, 1, &op.x_dtype), matrix(m, n, &op.d_dtype)),
             // The cache's format sizes D.
-            ("kv_append", _) => (matrix(m, k, &op.x_dtype), Some(0)),
+            ("kv_append", _) if op.rotation.is_none() => (matrix(m, k, &op.x_dtype), Some(0)),
             ("gemm", _) => {
                 let first = op.segments.first().map_or(n, |segment| segment.first);
                 (matrix(m, k, &op.x_dtype), matrix(m, first, &op.d_dtype))

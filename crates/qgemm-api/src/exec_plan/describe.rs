@@ -79,5 +79,6 @@ impl PlannedOp {
             && weight(&a.weight) == weight(&b.weight)
             && segments(a) == segments(b)
             && a.numbers_between() == b.numbers_between()
+            && a.rotation == b.rotation
     }
 }

@@ -3,7 +3,7 @@
 use qgemm_sched::Bound;
 use serde::{Deserialize, Serialize};
 
-use super::operands::{PlannedHeads, PlannedNorm, PlannedOptimizer, PlannedSegment};
+use super::operands::{PlannedHeads, PlannedNorm, PlannedOptimizer, PlannedRotation, PlannedSegment};
 use crate::record::{DeviceRecord, Dispatch, PrologueRecord, Reduction, RefusalRecord, Sizes, WorkspaceRegion};
 
 /// Schema of an execution plan.
@@ -204,6 +204,9 @@ pub struct PlannedOp {
     /// Sequences and heads of `kv_append` and `attention`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub heads: Option<PlannedHeads>,
+    /// Heads of a `kv_append` in place, whose X and D are one region.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub rotation: Option<PlannedRotation>,
     /// Parameters of an `optimizer`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub optimizer: Option<PlannedOptimizer>,

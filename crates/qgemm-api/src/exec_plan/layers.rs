@@ -8,7 +8,7 @@ use super::backward::Taped;
 use super::build::{Buffer, Builder};
 use super::file::{Phase, PlannedOp, RegionKind};
 use super::kv_cache::LayerCache;
-use super::operands::{PlannedHeads, PlannedNorm, PlannedOptimizer, STEP_BYTES};
+use super::operands::{PlannedHeads, PlannedNorm, PlannedOptimizer, PlannedRotation, STEP_BYTES};
 use super::product::{known, op};
 use super::rotary::PlannedRotary;
 use crate::architecture::{LayerTensors, NormTensors};
@@ -103,6 +103,8 @@ impl Builder<'_> {
             score_scale: self.network.score_scale,
             sinks: layer.sinks.clone(),
             rotary: None,
+            rotate_k: false,
+            rotate_v: false,
         };
         let read = match self.network.pre_norm {
             // Encoders attend to the keys of the same step alone.
@@ -121,6 +123,9 @@ impl Builder<'_> {
         let op =
             PlannedOp { shape, batch_invariant, heads: Some(planned), ..op(id("attn"), [&q, &d], PLAIN, &record)? };
         self.push(op, &d, &reads.into_iter().chain(lengths).collect::<Vec<_>>())?;
+        if self.rotates_cache() {
+            self.undo_rotation(id("attn_rotation"), &d)?;
+        }
         let kept: Vec<Buffer> = if self.network.pre_norm { read.to_vec() } else { Vec::new() };
         self.tape("attention", &[q, k, v], &kept, &d);
         Ok(d)
@@ -169,6 +174,8 @@ impl Builder<'_> {
             new_v: Some(v.name.clone()),
             score_scale: None,
             sinks: None,
+            rotate_k: self.rotates_cache(),
+            rotate_v: self.rotates_cache(),
             ..planned.clone()
         };
         let described = append.append(q.rows, q.dtype)?;
@@ -186,6 +193,24 @@ impl Builder<'_> {
         }
         (planned.k, planned.v, planned.rotary) = (of_k, of_v, None);
         Ok(caches)
+    }
+
+    /// Whether cached keys and values have a Hadamard rotation.
+    fn rotates_cache(&self) -> bool {
+        self.options.rotate_cache && self.network.pre_norm && !self.options.train
+    }
+
+    /// Adds the Hadamard rotation of attention's result, in place.
+    fn undo_rotation(&mut self, op_id: String, d: &Buffer) -> Result<(), Error> {
+        let heads = self.network.heads;
+        let rotation = PlannedRotation { heads: heads.heads, head_dim: heads.head_dim };
+        let described = rotation.describe(d.rows, d.dtype);
+        let ctx = self.ctx;
+        let record = known(&mut self.planned, format!("{described:?}"), || ctx.explain_kv_append(&described))?;
+        self.reads(d)?;
+        let shape = Sizes { m: d.rows, n: d.columns, k: d.columns };
+        let op = PlannedOp { shape, rotation: Some(rotation), ..op(op_id, [d, d], PLAIN, &record)? };
+        self.push(op, d, std::slice::from_ref(&d.name))
     }
 
     /// Optimizer numbers of a step.

@@ -34,6 +34,8 @@ pub use file::{
 };
 pub use graph::StepGraph;
 pub use load::LoadedPlan;
-pub use operands::{PlannedCache, PlannedHeads, PlannedNorm, PlannedOptimizer, PlannedPages, PlannedSegment};
+pub use operands::{
+    PlannedCache, PlannedHeads, PlannedNorm, PlannedOptimizer, PlannedPages, PlannedRotation, PlannedSegment,
+};
 pub use rotary::{PlannedRotary, PlannedScaling, PlannedTables};
 pub use weights::{OpWeights, PlanWeights};

@@ -108,6 +108,23 @@ pub struct PlannedHeads {
     /// Rotary embedding of queries (in place) and keys (`kv_append`).
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub rotary: Option<PlannedRotary>,
+    /// Whether queries (in place) and keys have a Hadamard rotation (`kv_append`).
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub rotate_k: bool,
+    /// Whether values have a Hadamard rotation (`kv_append`).
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub rotate_v: bool,
+}
+
+/// Hadamard rotation of heads in place, which undoes that of values on the result of an `attention`
+/// (`kv_append` without keys).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct PlannedRotation {
+    /// Heads.
+    pub heads: usize,
+    /// Head dimension.
+    pub head_dim: usize,
 }
 
 /// Format and pages of a KV cache.
@@ -213,6 +230,8 @@ impl PlannedHeads {
         let (queries, keys) = self.of_sequences(tokens);
         let append = KvAppend::new(dtype, self.heads, self.kv_heads, self.head_dim, queries, keys);
         let append = self.append_to_cache(append)?;
+        let append = if self.rotate_k { append.rotate_k() } else { append };
+        let append = if self.rotate_v { append.rotate_v() } else { append };
         match &self.rotary {
             None => Ok(append),
             Some(rotary) => Ok(append.rotary(rotary.describe(self.capacity)?)),
@@ -234,6 +253,13 @@ impl PlannedHeads {
     fn of_sequences(&self, tokens: usize) -> (Queries, Keys) {
         let each = tokens.checked_div(self.sequences).unwrap_or(0);
         (Queries::each(self.sequences, each), self.keys())
+    }
+}
+
+impl PlannedRotation {
+    /// Rotation of the heads of `tokens` tokens, whatever their positions are.
+    pub(super) fn describe(&self, tokens: usize, dtype: DType) -> KvAppend {
+        KvAppend::in_place(dtype, self.heads, self.head_dim, Queries::each(1, tokens), Keys::each(tokens)).hadamard()
     }
 }
 
@@ -273,7 +299,10 @@ impl PlannedOp {
 
     /// Problem of a `kv_append`.
     pub(super) fn as_kv_append(&self) -> Result<KvAppend, Error> {
-        self.of_heads()?.append(self.shape.m, self.x_dtype.parse()?)
+        match &self.rotation {
+            Some(rotation) => Ok(rotation.describe(self.shape.m, self.x_dtype.parse()?)),
+            None => self.of_heads()?.append(self.shape.m, self.x_dtype.parse()?),
+        }
     }
 
     /// Problem of an `attention`.

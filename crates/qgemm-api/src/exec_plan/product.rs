@@ -324,6 +324,7 @@ pub(super) fn op(
         norm: None,
         segments: Vec::new(),
         heads: None,
+        rotation: None,
         optimizer: None,
         top_k: None,
         renormalized: None,

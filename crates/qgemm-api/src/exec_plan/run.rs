@@ -283,6 +283,10 @@ impl OpRun<'_, '_> {
     }
 
     fn kv_append(&mut self, plan: &KvAppendPlan) -> Result<(), Error> {
+        if self.op.rotation.is_some() {
+            let ([], [heads]) = self.memory.parts([], [self.memory.regions.range(&self.op.d)?])?;
+            return plan.run(self.stream, KvAppendArgs::in_place(heads));
+        }
         let (op, heads, regions) = (self.op, self.op.of_heads()?, self.memory.regions);
         let (table, [k_scales, v_scales]) = heads.table_and_scales();
         let read = [

@@ -3,7 +3,7 @@
 
 use qgemm_formats::DType;
 use qgemm_hal::op::kv_append::MOST_APPENDED_DIM;
-use qgemm_hal::{Addressing, CheckedKvAppend, HeadRows, KvFormat, KvRows, Paging};
+use qgemm_hal::{Addressing, CheckedKvAppend, HeadRows, KvAddressing, KvFormat, KvRows, Paging};
 
 use super::rotary::Rotary;
 use crate::attention::{HeadsOf, Keys, KvStrides, MOST_HEADS, Queries, addressing, check_count, check_head_dims};
@@ -19,6 +19,8 @@ use crate::operand::WIDE_ACCESS;
 /// `kv_len` keys becomes key `kv_len − q_len + i`. That index is also its
 /// position, unless [positions](Self::positions) are given.
 ///
+/// The form [in place](Self::in_place) rotates heads alone, and appends nothing.
+///
 /// [`Context::plan_kv_append`]: crate::Context::plan_kv_append
 #[derive(Clone, Debug)]
 pub struct KvAppend {
@@ -31,6 +33,8 @@ pub struct KvAppend {
     queries: Queries,
     keys: Keys,
     rotary: Option<Rotary>,
+    rotate_k: bool,
+    rotate_v: bool,
     positions: bool,
     q: Option<[u64; 2]>,
     new_k: Option<[u64; 2]>,
@@ -60,6 +64,8 @@ impl KvAppend {
             queries,
             keys,
             rotary: None,
+            rotate_k: false,
+            rotate_v: false,
             positions: false,
             q: None,
             new_k: None,
@@ -69,6 +75,39 @@ impl KvAppend {
             alignment: WIDE_ACCESS,
             kv_alignment: WIDE_ACCESS,
         }
+    }
+
+    /// Rotation of `heads` heads of `head_dim` features in place, without keys and cache.
+    ///
+    /// Heads are `[tokens, heads, head_dim]`, the queries of
+    /// [`KvAppendArgs::in_place`](crate::KvAppendArgs::in_place). `keys` are those of the attention: they say the positions of
+    /// tokens. A [Hadamard rotation](Self::hadamard), an [inverse rotary embedding](Rotary::inverse), or both undo on
+    /// attention's D what was done to values.
+    pub fn in_place(dtype: DType, heads: usize, head_dim: usize, queries: Queries, keys: Keys) -> Self {
+        Self::new(dtype, heads, 0, head_dim, queries, keys)
+    }
+
+    /// Hadamard rotation of the heads [in place](Self::in_place), behind the rotary embedding; before it, if that is
+    /// [inverse](Rotary::inverse). It is its own inverse.
+    pub fn hadamard(self) -> Self {
+        self.rotate_k()
+    }
+
+    /// Hadamard rotation of queries and keys, behind the rotary embedding. Scores do not change.
+    ///
+    /// A head is cut into blocks of the largest power of two that divides its features. Each is multiplied by the
+    /// orthonormal Walsh–Hadamard matrix (Sylvester's order), in f32, before keys are converted to the cache's format.
+    /// Outliers of single features spread over a block, so that formats of few bits lose less.
+    pub fn rotate_k(mut self) -> Self {
+        self.rotate_k = true;
+        self
+    }
+
+    /// Hadamard rotation of values, as of [keys](Self::rotate_k). Attention's D is then rotated:
+    /// [`KvAppend::in_place`] with [`KvAppend::hadamard`] undoes it.
+    pub fn rotate_v(mut self) -> Self {
+        self.rotate_v = true;
+        self
     }
 
     /// Rotary embedding of queries and keys.
@@ -148,18 +187,20 @@ impl KvAppend {
 
     /// Validates everything that is independent of a run's buffers.
     pub(crate) fn check(&self) -> Result<CheckedKvAppend, Error> {
+        check_count("heads", self.heads, usize::from(self.kv_heads == 0), MOST_HEADS)?;
+        check_count("heads of keys", self.kv_heads, 0, MOST_HEADS)?;
+        let op = if self.kv_heads == 0 { self.check_in_place()? } else { self.check_append()? };
+        if op.heads > 0 && !op.q.is_injective(op.addressing.tokens, op.heads, op.qk_dim) {
+            return Err(overlapping("q", &op.q, op.qk_dim));
+        }
+        Ok(op)
+    }
+
+    fn check_append(&self) -> Result<CheckedKvAppend, Error> {
         let addressing = addressing(self.queries, self.keys)?;
-        let &Self { dtype, kv, heads, kv_heads, qk_dim, v_dim, positions, .. } = self;
-        check_count("heads", heads, 0, MOST_HEADS)?;
-        check_count("heads of keys", kv_heads, 1, MOST_HEADS)?;
+        let &Self { dtype, kv, heads, kv_heads, qk_dim, v_dim, rotate_k, rotate_v, positions, .. } = self;
         check_head_dims([qk_dim, v_dim], kv.into(), MOST_APPENDED_DIM)?;
-        let Addressing { tokens, .. } = addressing;
         let Paging { pages, page_size, .. } = addressing.paging();
-        let of_tokens = |name, heads: usize, strides: Option<[u64; 2]>, columns: usize| {
-            let [token, head] = strides.unwrap_or([(heads * columns) as u64, columns as u64]);
-            let rows = HeadsOf::of_tokens(name, heads, columns, dtype);
-            rows.check([0, token, head], [1, tokens], self.alignment).map(|kv| kv.rows)
-        };
         let of_cache = |name, strides: Option<KvStrides>, columns: usize| {
             let row = (kv_heads * columns) as u64;
             let natural = KvStrides { page: row * page_size as u64, token: row, head: columns as u64 };
@@ -171,7 +212,8 @@ impl KvAppend {
             }
             Ok(rows)
         };
-        let op = CheckedKvAppend {
+        let tokens = addressing.tokens;
+        Ok(CheckedKvAppend {
             addressing,
             heads,
             kv_heads,
@@ -179,18 +221,66 @@ impl KvAppend {
             v_dim,
             dtype,
             kv,
-            q: of_tokens("q", heads, self.q, qk_dim)?,
-            new_k: of_tokens("new k", kv_heads, self.new_k, qk_dim)?,
-            new_v: of_tokens("new v", kv_heads, self.new_v, v_dim)?,
+            q: self.of_tokens("q", [tokens, heads, qk_dim], self.q)?,
+            new_k: self.of_tokens("new k", [tokens, kv_heads, qk_dim], self.new_k)?,
+            new_v: self.of_tokens("new v", [tokens, kv_heads, v_dim], self.new_v)?,
             k: of_cache("k", self.k, qk_dim)?,
             v: of_cache("v", self.v, v_dim)?,
             rotary: self.rotary.map(|rotary| rotary.check(qk_dim)).transpose()?,
+            rotate_k,
+            rotate_v,
             positions,
-        };
-        if heads > 0 && !op.q.is_injective(tokens, heads, qk_dim) {
-            return Err(overlapping("q", &op.q, qk_dim));
+        })
+    }
+
+    /// Validates the form in place, in which operands of keys and values are absent.
+    fn check_in_place(&self) -> Result<CheckedKvAppend, Error> {
+        let addressing = without_table(addressing(self.queries, self.keys)?);
+        let &Self { dtype, heads, qk_dim, rotate_k, positions, .. } = self;
+        let kv = KvFormat::Plain(dtype);
+        check_head_dims([qk_dim; 2], kv.into(), MOST_APPENDED_DIM)?;
+        let absent = HeadRows { token_stride: 0, head_stride: 0, aligned: true };
+        let cache = KvRows { page_stride: 0, rows: absent };
+        Ok(CheckedKvAppend {
+            addressing,
+            heads,
+            kv_heads: 0,
+            qk_dim,
+            v_dim: qk_dim,
+            dtype,
+            kv,
+            q: self.of_tokens("q", [addressing.tokens, heads, qk_dim], self.q)?,
+            new_k: absent,
+            new_v: absent,
+            k: cache,
+            v: cache,
+            rotary: self.rotary.map(|rotary| rotary.check(qk_dim)).transpose()?,
+            rotate_k,
+            rotate_v: false,
+            positions,
+        })
+    }
+
+    /// Checks the strides of an operand `[tokens, heads, columns]`.
+    fn of_tokens(
+        &self,
+        name: &'static str,
+        [tokens, heads, columns]: [usize; 3],
+        strides: Option<[u64; 2]>,
+    ) -> Result<HeadRows, Error> {
+        let [token, head] = strides.unwrap_or([(heads * columns) as u64, columns as u64]);
+        let rows = HeadsOf::of_tokens(name, heads, columns, self.dtype);
+        rows.check([0, token, head], [1, tokens], self.alignment).map(|kv| kv.rows)
+    }
+}
+
+/// The sequences without a block table, which only slots of keys need.
+fn without_table(addressing: Addressing) -> Addressing {
+    match addressing.places {
+        KvAddressing::Table { .. } => {
+            Addressing { places: KvAddressing::Pages { capacity: addressing.most_keys, lengths: true }, ..addressing }
         }
-        Ok(op)
+        _ => addressing,
     }
 }
 

@@ -50,14 +50,14 @@ impl fmt::Display for KvAppendPlan {
 pub struct KvAppendArgs<'a> {
     /// Queries, rotated in place, if there are query heads.
     pub q: Option<BufferMut<'a>>,
-    /// New keys.
-    pub new_k: BufferRef<'a>,
-    /// New values.
-    pub new_v: BufferRef<'a>,
-    /// Keys of the cache; an output.
-    pub k: BufferMut<'a>,
-    /// Values of the cache; an output.
-    pub v: BufferMut<'a>,
+    /// New keys, unless heads are rotated in place alone.
+    pub new_k: Option<BufferRef<'a>>,
+    /// New values, where there are new keys.
+    pub new_v: Option<BufferRef<'a>>,
+    /// Keys of the cache, an output, where there are new keys.
+    pub k: Option<BufferMut<'a>>,
+    /// Values of the cache, an output, where there are new keys.
+    pub v: Option<BufferMut<'a>>,
     /// Factors of the cached keys, for formats with factors: an f32
     /// per KV head. Readers multiply keys by them.
     pub k_factors: Option<BufferRef<'a>>,
@@ -101,25 +101,34 @@ impl<'a> KvAppendArgs<'a> {
         k: impl Into<BufferMut<'a>>,
         v: impl Into<BufferMut<'a>>,
     ) -> Self {
-        Self {
-            q: None,
-            new_k: new_k.into(),
-            new_v: new_v.into(),
-            k: k.into(),
-            v: v.into(),
-            k_factors: None,
-            v_factors: None,
-            k_scales: None,
-            v_scales: None,
-            q_offsets: None,
-            kv_offsets: None,
-            kv_lengths: None,
-            block_table: None,
-            positions: None,
-            cos: None,
-            sin: None,
-        }
+        let (new_k, new_v) = (Some(new_k.into()), Some(new_v.into()));
+        Self { new_k, new_v, k: Some(k.into()), v: Some(v.into()), ..Self::NONE }
     }
+
+    /// Heads of [`KvAppend::in_place`]. Methods add the other operands.
+    pub fn in_place(heads: impl Into<BufferMut<'a>>) -> Self {
+        Self { q: Some(heads.into()), ..Self::NONE }
+    }
+
+    /// No operand.
+    const NONE: Self = Self {
+        q: None,
+        new_k: None,
+        new_v: None,
+        k: None,
+        v: None,
+        k_factors: None,
+        v_factors: None,
+        k_scales: None,
+        v_scales: None,
+        q_offsets: None,
+        kv_offsets: None,
+        kv_lengths: None,
+        block_table: None,
+        positions: None,
+        cos: None,
+        sin: None,
+    };
 
     setters! {
         /// With queries to rotate.
@@ -221,10 +230,12 @@ impl Bound for CheckedKvAppend {
             let strides = [rows.page_stride, rows.rows.token_stride, rows.rows.head_stride];
             of(strides, [paging.pages, paging.page_size, self.kv_heads], columns, self.kv, alignment)
         };
+        let appended =
+            |name, of: Extent| Wanted::optional(name, self.appends().then_some(of), "there are heads of keys");
         let scales = |name, of: Extent| {
             let extent = Extent::of_values(KV_SCALES, of.bytes() * 8 / self.kv.bits() / KV_BLOCK);
             let why = "the format of the cache has scales of blocks";
-            Wanted::optional(name, self.kv.has_scales().then_some(extent), why)
+            Wanted::optional(name, used.then_some(extent), why)
         };
         let values = |name, element: ElementType, count, why| {
             Wanted::optional(name, used.then(|| Extent::of_values(element, count)), why)
@@ -237,10 +248,10 @@ impl Bound for CheckedKvAppend {
                 let extent = (self.heads > 0).then(|| of_tokens(&self.q, self.heads, self.qk_dim));
                 Wanted::optional("q", extent, "there are heads of queries")
             }
-            O::NewK => Wanted::always("new k", of_tokens(&self.new_k, self.kv_heads, self.qk_dim)),
-            O::NewV => Wanted::always("new v", of_tokens(&self.new_v, self.kv_heads, self.v_dim)),
-            O::K => Wanted::always("k", of_cache(&self.k, self.qk_dim)),
-            O::V => Wanted::always("v", of_cache(&self.v, self.v_dim)),
+            O::NewK => appended("new k", of_tokens(&self.new_k, self.kv_heads, self.qk_dim)),
+            O::NewV => appended("new v", of_tokens(&self.new_v, self.kv_heads, self.v_dim)),
+            O::K => appended("k", of_cache(&self.k, self.qk_dim)),
+            O::V => appended("v", of_cache(&self.v, self.v_dim)),
             O::KFactors => values("k factors", number, self.kv_heads, factors),
             O::VFactors => values("v factors", number, self.kv_heads, factors),
             O::KScales => scales("k scales", of_cache(&self.k, self.qk_dim)),
@@ -292,17 +303,12 @@ impl KvAppendPlan {
     pub fn run(&self, stream: &Stream, args: KvAppendArgs<'_>) -> Result<(), Error> {
         use KvAppendOperand as O;
         let mut run = self.start(stream)?;
-        run.read(O::NewK, args.new_k)?;
-        run.read(O::NewV, args.new_v)?;
-        let written = [
-            (O::K, Some(args.k)),
-            (O::V, Some(args.v)),
-            (O::Q, args.q),
-            (O::KScales, args.k_scales),
-            (O::VScales, args.v_scales),
-        ];
+        let written =
+            [(O::K, args.k), (O::V, args.v), (O::Q, args.q), (O::KScales, args.k_scales), (O::VScales, args.v_scales)];
         written.into_iter().try_for_each(|(operand, view)| run.write(operand, view))?;
         let read = [
+            (O::NewK, args.new_k),
+            (O::NewV, args.new_v),
             (O::KFactors, args.k_factors),
             (O::VFactors, args.v_factors),
             (O::QOffsets, args.q_offsets),

@@ -67,6 +67,7 @@ pub struct Rotary {
     pairs: RotaryPairs,
     angles: Angles,
     amplitude: Option<f32>,
+    inverse: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -80,7 +81,7 @@ impl Rotary {
     /// `(i, i + dim / 2)`. Base 10000.
     pub fn neox(dim: usize) -> Self {
         let angles = Angles::Of { base: 10_000.0, scaling: RotaryScaling::None };
-        Self { dim, pairs: RotaryPairs::Neox, angles, amplitude: None }
+        Self { dim, pairs: RotaryPairs::Neox, angles, amplitude: None, inverse: false }
     }
 
     /// Interleaved pairing (GPT-J): rotates the first `dim` features of a head in pairs
@@ -161,13 +162,21 @@ impl Rotary {
         self
     }
 
+    /// Inverse rotation: by −φ, divided by the amplitude, and after a Hadamard rotation instead
+    /// of before. It undoes the rotary embedding of the same numbers.
+    pub fn inverse(mut self) -> Self {
+        self.inverse = true;
+        self
+    }
+
     /// Validates it for heads of `head_dim` features.
     pub(super) fn check(&self, head_dim: usize) -> Result<CheckedRotary, Error> {
-        let &Self { dim, pairs, angles, amplitude } = self;
+        let &Self { dim, pairs, angles, amplitude, inverse } = self;
         if dim == 0 || dim > head_dim.min(MOST_HEAD_DIM) || !dim.is_multiple_of(2) {
             return Err(Error::RotaryDim { head_dim, got: dim });
         }
         let amplitude = amplitude.unwrap_or_else(|| self.own_amplitude() as f32);
+        let amplitude = if inverse { amplitude.recip() } else { amplitude };
         if !amplitude.is_finite() {
             return Err(Error::NonFiniteScalar { name: "amplitude", got: amplitude });
         }
@@ -191,7 +200,7 @@ impl Rotary {
                 RotaryAngles::Tables { positions, row_stride }
             }
         };
-        Ok(CheckedRotary { dim, pairs, angles, amplitude })
+        Ok(CheckedRotary { dim, pairs, angles, amplitude, inverse })
     }
 
     /// First parameter of base and scaling that is out of range.
@@ -309,6 +318,7 @@ mod tests {
         let upside_down = RotaryScaling::Llama3 { factor: 8.0, low: 4.0, high: 1.0, original: 8192 };
         assert_eq!(name(Rotary::neox(64).scaling(upside_down)), "high");
         assert_eq!(name(Rotary::neox(64).amplitude(f32::INFINITY)), "amplitude");
+        assert_eq!(name(Rotary::neox(64).amplitude(0.0).inverse()), "amplitude");
         assert!(matches!(Rotary::neox(66).check(64), Err(Error::RotaryDim { got: 66, .. })));
     }
 }

@@ -138,8 +138,15 @@ fn appends_and_indexers() {
     fn of(heads: usize, kv_heads: usize, head_dim: usize) -> KvAppend {
         KvAppend::new(DType::F32, heads, kv_heads, head_dim, Queries::each(2, 2), Keys::each(3))
     }
+    fn in_place(room: &mut Room, heads: usize, head_dim: usize) -> Result<(), Error> {
+        let append = KvAppend::in_place(DType::F32, heads, head_dim, Queries::each(2, 2), Keys::each(3)).hadamard();
+        let plan = room.ctx.plan_kv_append(&append)?;
+        plan.run(&room.ctx.default_stream(), KvAppendArgs::in_place(&mut room.written[0]))
+    }
     let far: Refused = |n| n >= 1 << 60;
-    let cases: [(&str, Refused, Try); 9] = [
+    let cases: [(&str, Refused, Try); 11] = [
+        ("KvAppend::in_place.heads", |n| !(1..=1 << 16).contains(&n), |room, n| in_place(room, n, 8)),
+        ("KvAppend::in_place.head_dim", |_| true, |room, n| in_place(room, 1, n)),
         ("KvAppend.heads", |n| n > 1 << 16, |room, n| appended(room, &of(n, 1, 8))),
         ("KvAppend.kv_heads", |n| !(1..=1 << 16).contains(&n), |room, n| appended(room, &of(2, n, 8))),
         ("KvAppend.head_dim", |_| true, |room, n| appended(room, &of(1, 1, n))),

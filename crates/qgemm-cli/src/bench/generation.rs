@@ -59,13 +59,13 @@ impl Steps {
 /// When memory runs out, or the device fails.
 pub fn prefill(
     model: &LanguageModel,
-    kv_format: KvFormat,
+    options: EngineOptions,
     depth: usize,
     tokens: usize,
     repetitions: usize,
 ) -> anyhow::Result<Steps> {
     let step = step_tokens(tokens);
-    let mut engine = engine(model, kv_format, (1, depth + tokens), step)?;
+    let mut engine = engine(model, options, (1, depth + tokens), step)?;
     let mut once = |seed: u64| {
         engine.start(&prompt(model, depth + tokens, seed), greedy(1))?;
         for _ in 0..depth / step {
@@ -88,13 +88,13 @@ pub fn prefill(
 /// When memory runs out, or the device fails.
 pub fn decode(
     model: &LanguageModel,
-    kv_format: KvFormat,
+    options: EngineOptions,
     (depth, sessions): (usize, usize),
     tokens: usize,
     repetitions: usize,
 ) -> anyhow::Result<Steps> {
     let capacity = depth + tokens + 1;
-    let mut engine = engine(model, kv_format, (sessions, capacity), STEP_TOKENS + sessions)?;
+    let mut engine = engine(model, options, (sessions, capacity), STEP_TOKENS + sessions)?;
     let mut keys = Vec::new();
     let mut once = |seed: u64| {
         // Earlier sessions generate while the prompts of others are
@@ -140,13 +140,12 @@ fn repeated(repetitions: usize, once: &mut impl FnMut(u64) -> anyhow::Result<f64
 /// An engine for sessions of up to `capacity` tokens each.
 fn engine(
     model: &LanguageModel,
-    kv_format: KvFormat,
+    options: EngineOptions,
     (sessions, capacity): (usize, usize),
     step_tokens: usize,
 ) -> anyhow::Result<Engine> {
-    let defaults = EngineOptions::default();
-    let cache_tokens = capacity.next_multiple_of(defaults.page_size).saturating_mul(sessions);
-    Ok(Engine::new(model, EngineOptions { sessions, cache_tokens, step_tokens, kv_format, ..defaults })?)
+    let cache_tokens = capacity.next_multiple_of(options.page_size).saturating_mul(sessions);
+    Ok(Engine::new(model, EngineOptions { sessions, cache_tokens, step_tokens, ..options })?)
 }
 
 /// Tokens drawn at random.

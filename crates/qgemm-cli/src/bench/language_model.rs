@@ -4,8 +4,8 @@
 use std::path::Path;
 
 use anyhow::ensure;
-use qgemm_api::{Context, KvFormat};
-use qgemm_model::{LanguageModel, Precision};
+use qgemm_api::Context;
+use qgemm_model::{EngineOptions, LanguageModel, Precision};
 use serde::Serialize;
 
 use super::generation::{self, Steps};
@@ -120,11 +120,11 @@ impl Test {
     }
 
     /// Measures it `repetitions` times, after one to warm up.
-    fn run(self, model: &LanguageModel, kv_format: KvFormat, repetitions: usize) -> anyhow::Result<Steps> {
+    fn run(self, model: &LanguageModel, options: EngineOptions, repetitions: usize) -> anyhow::Result<Steps> {
         let Self { phase, tokens, depth, sessions } = self;
         match phase {
-            Phase::Prefill => generation::prefill(model, kv_format, depth, tokens, repetitions),
-            Phase::Decode => generation::decode(model, kv_format, (depth, sessions), tokens, repetitions),
+            Phase::Prefill => generation::prefill(model, options, depth, tokens, repetitions),
+            Phase::Decode => generation::decode(model, options, (depth, sessions), tokens, repetitions),
         }
     }
 }
@@ -142,6 +142,8 @@ struct ModelRow {
     depth: usize,
     sessions: usize,
     kv_format: String,
+    /// Whether cached keys and values have a Hadamard rotation.
+    rotate_cache: bool,
     x_dtype: String,
     x_precision: String,
     repetitions: usize,
@@ -196,7 +198,9 @@ impl Row for ModelRow {
 /// or an option of products is given.
 pub fn run(ctx: &Context, args: &Args, path: &Path, json: bool) -> anyhow::Result<Holds> {
     let precision = Precision { activations: args.x_dtype, x_precision: args.x_precision, ..Precision::default() };
-    let kv_format = args.kv_format.unwrap_or(qgemm_model::EngineOptions::default().kv_format);
+    let defaults = EngineOptions::default();
+    let kv_format = args.kv_format.unwrap_or(defaults.kv_format);
+    let options = EngineOptions { kv_format, rotate_cache: args.rotate_cache, ..defaults };
     let repetitions = args.language_model.repetitions.unwrap_or(5);
     ensure!(repetitions > 0, "expected at least one repetition");
     let model = LanguageModel::open(ctx, path, precision)?;
@@ -213,7 +217,7 @@ pub fn run(ctx: &Context, args: &Args, path: &Path, json: bool) -> anyhow::Resul
     let mut table = Table::new(json);
     for test in tests {
         progress.say(test.name());
-        let steps = test.run(&model, kv_format, repetitions)?;
+        let steps = test.run(&model, options, repetitions)?;
         let (seconds, noise) = steps.median_and_noise();
         let step_bytes = steps.step_bytes(&model, kv_format);
         let bytes_per_second = step_bytes.map(|bytes| bytes * test.tokens as f64 / seconds);
@@ -225,6 +229,7 @@ pub fn run(ctx: &Context, args: &Args, path: &Path, json: bool) -> anyhow::Resul
             depth: test.depth,
             sessions: test.sessions,
             kv_format: kv_format.to_string(),
+            rotate_cache: options.rotates_cache(),
             x_dtype: args.x_dtype.to_string(),
             x_precision: args.x_precision.to_string(),
             repetitions,

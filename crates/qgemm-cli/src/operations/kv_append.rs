@@ -15,7 +15,7 @@ use crate::{explain, verify};
 pub const SHAPE: &str = "TxHxGxD: tokens x heads x KV heads x head dimension";
 
 /// Options of `bench` that apply to this operation, but not to all.
-pub const BENCH_OPTIONS: &[&str] = &[];
+pub const BENCH_OPTIONS: &[&str] = &["--rotate-cache"];
 
 /// Default tokens, heads, KV heads and head dimension.
 const SHAPES: [[usize; 4]; 3] = [[1, 32, 8, 128], [64, 32, 8, 128], [4096, 32, 8, 128]];
@@ -65,6 +65,7 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
     let append = KvAppend::new(dtype, heads, kv_heads, dim, Queries::each(1, tokens), Keys::lengths(tokens))
         .kv_format(subject.kv)
         .rotary(Rotary::neox(dim));
+    let append = if args.rotate_cache == Some(true) { append.rotate_k().rotate_v() } else { append };
     let plan = ctx.plan_kv_append(&append)?;
     let (of_queries, of_keys) = (tokens * heads * dim, tokens * kv_heads * dim);
     let bytes = (of_queries + 2 * of_keys) * dtype.bytes() + subject.kv.bytes_of(2 * of_keys);
@@ -106,7 +107,8 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
     })
 }
 
-/// Each shape with every pair of types, contiguous and paged.
+/// Each shape with every pair of types, contiguous and paged, with
+/// and without a Hadamard rotation.
 /// Each token is a sequence.
 ///
 /// # Errors
@@ -119,7 +121,9 @@ pub fn cases(args: &verify::Args, _: &Selection) -> anyhow::Result<Vec<Box<dyn T
         for (dtype, kv) in all.filter(|(_, kv)| dim.is_multiple_of(kv.step())) {
             for places in [AttentionStorage::Each, AttentionStorage::Paged(16)] {
                 let of = AttentionCase::new(&vec![(1, 9); tokens], (heads, kv_heads), dim, dtype);
-                cases.push(Box::new(KvAppendCase::new(AttentionCase { kv, places, ..of })));
+                let plain = KvAppendCase::new(AttentionCase { kv, places, ..of });
+                let hadamard = [true; 2];
+                cases.extend([plain.clone(), KvAppendCase { hadamard, ..plain }].map(|c| Box::new(c) as _));
             }
         }
     }

@@ -1,5 +1,5 @@
-// Rotary embedding and KV-cache append: rotates queries in place,
-// writes rotated keys and values to the cache. A token has one or
+// Rotary embedding, Hadamard rotation and KV-cache append: rotates
+// queries in place, writes keys and values to the cache. A token has one or
 // several CTAs; each computes the angles once. A group of lanes
 // has a head, eight features a lane, and processes several heads
 // with the same angles. With aligned operands, and rotary pairs
@@ -9,8 +9,10 @@
 #include "atoms/narrow_store.cuh"
 #include "atoms/opaque_register.cuh"
 #include "atoms/rounded.cuh"
+#include "attention/hadamard.cuh"
 #include "attention/numbers.cuh"
 #include "attention/problem.cuh"
+#include "attention/rotary.cuh"
 #include "mainloop/e4m3_code.cuh"
 
 struct KvAppendParams {
@@ -25,6 +27,8 @@ constexpr u32 X_WORDS = X_BYTES * 2;
 // CTAs per SM that fit without register spills.
 constexpr u32 LEAST_CTAS = QG_X == DTYPE_F32 || QG_VARIANT == 70 ? 4 : 6;
 constexpr u32 NO_SEQUENCE = ~0u;
+static_assert(sizeof(Turns) == QG_SHARED_BYTES, "the host computes another size");
+static_assert(QG_THREADS >= 128, "threads have a pair each");
 
 // The last sequence that begins at or before `token`.
 // Offsets ascend; a warp searches 32-ary. Warp-collective.
@@ -41,100 +45,6 @@ QG_DEVICE u32 sequence_at(const AttentionParams& p, u32 token) {
     } while (count > 1);
     return first;
 }
-
-// Cosine and sine of an angle in units of 2^-64 turns. Rounds to
-// 2^-32 turns and subtracts the nearest quarter turn; polynomials
-// for the rest, at most an eighth of a turn, within 2^-24.
-QG_DEVICE void cos_sin(u64 turns, float& cosine, float& sine) {
-    const u32 nearest = (u32)((turns + (1ull << 31)) >> 32);
-    const u32 quarter = (nearest + (1u << 29)) >> 30;
-    const float x = (float)(i32)(nearest - (quarter << 30)) * 1.46291807926715968e-9f, square = x * x;
-    float s = fma_f32(square, 2.75573192e-6f, -1.98412698e-4f);
-    s = fma_f32(square, s, 8.33333333e-3f);
-    s = fma_f32(square, s, -1.66666667e-1f);
-    s = fma_f32(square * x, s, x);
-    float c = fma_f32(square, -2.75573192e-7f, 2.48015873e-5f);
-    c = fma_f32(square, c, -1.38888889e-3f);
-    c = fma_f32(square, c, 4.16666667e-2f);
-    c = fma_f32(square, c, -0.5f);
-    c = fma_f32(square, c, 1.0f);
-    const float swapped_c = quarter & 1u ? s : c, swapped_s = quarter & 1u ? c : s;
-    cosine = (quarter + 1) & 2u ? -swapped_c : swapped_c;
-    sine = quarter & 2u ? -swapped_s : swapped_s;
-}
-
-// Cosine and sine of each rotary pair, times the
-// amplitude. A head has at most 256 features.
-struct Turns {
-    float cosine[128], sine[128];
-};
-static_assert(sizeof(Turns) == QG_SHARED_BYTES, "the host computes another size");
-
-static_assert(QG_THREADS >= 128, "threads have a pair each");
-
-// Frequency of the thread's pair. The load overlaps
-// with the lookup of the token's position.
-QG_DEVICE u64 frequency_of_thread(const KvAppendPointers& at) {
-    const u32 pair = thread_index();
-    if (!at.frequencies || pair >= at.rotary_dim / 2) return 0;
-    return (u64)index_at(at.frequencies, 2 * pair + 1) << 32 | index_at(at.frequencies, 2 * pair);
-}
-
-// Computes one pair per thread.
-QG_DEVICE void write_turns(const KvAppendPointers& at, u32 position, u64 frequency, Turns& turns) {
-    const u32 pair = thread_index();
-    if (pair >= at.rotary_dim / 2) return;
-    float cosine, sine;
-    if (at.frequencies) {
-        cos_sin(frequency * position, cosine, sine);
-    } else {
-        const u64 row = position * at.table_row;
-        cosine = bits_to_f32(index_at(at.cos, row + pair));
-        sine = bits_to_f32(index_at(at.sin, row + pair));
-    }
-    st_shared(&turns.cosine[pair], cosine * at.amplitude);
-    st_shared(&turns.sine[pair], sine * at.amplitude);
-}
-
-// Rotation factors of a lane's features and of their partners.
-struct Angles {
-    float own[8], partner[8];
-
-    // `whole`: the eight features belong to eight
-    // pairs, and the first pair is a multiple of eight.
-    QG_DEVICE Angles of(const Turns& turns, const KvAppendPointers& at, u32 column, bool whole) {
-        Angles angles;
-        const u32 half = at.rotary_dim / 2;
-        if (whole && column < at.rotary_dim) {
-            const bool is_second = column >= half;
-            const u32 pair = is_second ? column - half : column;
-#pragma unroll
-            for (u32 i = 0; i < 8; i += 4) {
-                const u32x4 c = ld_shared(reinterpret_cast<const u32x4*>(&turns.cosine[pair + i]));
-                const u32x4 s = ld_shared(reinterpret_cast<const u32x4*>(&turns.sine[pair + i]));
-                const u32 cosines[4] = {c.x, c.y, c.z, c.w}, sines[4] = {s.x, s.y, s.z, s.w};
-#pragma unroll
-                for (u32 j = 0; j < 4; j++) {
-                    angles.own[i + j] = bits_to_f32(cosines[j]);
-                    angles.partner[i + j] = is_second ? bits_to_f32(sines[j]) : -bits_to_f32(sines[j]);
-                }
-            }
-            return angles;
-        }
-#pragma unroll
-        for (u32 i = 0; i < 8; i++) {
-            angles.own[i] = 1.0f, angles.partner[i] = 0.0f;
-            const u32 feature = column + i;
-            if (feature >= at.rotary_dim) continue;
-            const bool is_second = at.interleaved ? feature & 1u : feature >= half;
-            const u32 pair = at.interleaved ? feature / 2 : is_second ? feature - half : feature;
-            const float sine = ld_shared(&turns.sine[pair]);
-            angles.own[i] = ld_shared(&turns.cosine[pair]);
-            angles.partner[i] = is_second ? sine : -sine;
-        }
-        return angles;
-    }
-};
 
 // Eight stored numbers of Q, K or V. Loads are
 // coherent: queries are overwritten in place.
@@ -411,6 +321,7 @@ struct AlignedHeads {
         const AttentionPointers& at = p.attention.at;
         const LaneHeads& own = heads.own;
         const u32 half = p.at.rotary_dim / 2, lane = thread_index() % 32, first_value = shape.heads + shape.kv_heads;
+        const u32 most_lanes = most(p.at.k_lanes, p.at.v_lanes);
         const bool is_rotated = own.column < p.at.rotary_dim;
         // The partner features are in another lane of the head.
         const u32 partner_lane = lane + (own.column < half ? half / 8 : 0u - half / 8);
@@ -430,20 +341,25 @@ struct AlignedHeads {
             float x[8];
 #pragma unroll
             for (u32 j = 0; j < 8; j++) x[j] = Source::number(source, j);
-            const auto turn = [&](const Source& other, u32 neighbour) {
-                float partner[8];
-#pragma unroll
-                for (u32 j = 0; j < 8; j++) partner[j] = Source::number(other, j ^ neighbour) * angles.partner[j];
-#pragma unroll
-                for (u32 j = 0; j < 8; j++) x[j] = fma_f32(x[j], angles.own[j], partner[j]);
-            };
-            if (p.at.interleaved) {
-                if (is_rotated && !is_value) turn(source, 1);
-            } else {
+            const bool is_turned = is_rotated && !is_value;
+            if (!p.at.turns_last && p.at.interleaved) {
+                if (is_turned) turn<1>(x, x, angles);
+            } else if (!p.at.turns_last) {
                 Source other;
 #pragma unroll
                 for (u32 j = 0; j < X_WORDS; j++) other.words[j] = shfl_idx_u32(source.words[j], partner_lane);
-                if (is_rotated && !is_value) turn(other, 0);
+                float partners[8];
+#pragma unroll
+                for (u32 j = 0; j < 8; j++) partners[j] = Source::number(other, j);
+                if (is_turned) turn<0>(x, partners, angles);
+            }
+            if (most_lanes != 0) hadamard(x, is_value ? p.at.v_lanes : p.at.k_lanes, most_lanes, is_value ? p.at.v_scale : p.at.k_scale);
+            if (p.at.turns_last && p.at.interleaved) {
+                if (is_turned) turn<1>(x, x, angles);
+            } else if (p.at.turns_last) {
+                float partners[8];
+                features_of_lane(x, partner_lane, partners);
+                if (is_turned) turn<0>(x, partners, angles);
             }
             BlockScale scale = {};
             if constexpr (has_scales(QG_KV)) scale = BlockScale::of(x);
@@ -461,6 +377,7 @@ struct AlignedHeads {
 QG_DEVICE void append_any(const KvAppendParams& p, const Token& token, const Turns& turns, const LaneHeads& own) {
     const AttentionParams& attention = p.attention;
     const u32 all = attention.shape.heads + 2 * attention.shape.kv_heads, half = p.at.rotary_dim / 2;
+    const u32 most_lanes = most(p.at.k_lanes, p.at.v_lanes);
     const Angles angles = Angles::of(turns, p.at, own.column, false);
 #pragma unroll 1
     for (u32 i = 0; i < own.count; i++) {
@@ -477,7 +394,7 @@ QG_DEVICE void append_any(const KvAppendParams& p, const Token& token, const Tur
 #pragma unroll
         for (u32 j = 0; j < 8; j++) {
             const u32 feature = own.column + j;
-            if (!is_own || head.is_value || feature >= p.at.rotary_dim) continue;
+            if (!is_own || head.is_value || p.at.turns_last || feature >= p.at.rotary_dim) continue;
             if (p.at.interleaved)
                 partner[j] = x[j ^ 1u];
             else
@@ -485,10 +402,17 @@ QG_DEVICE void append_any(const KvAppendParams& p, const Token& token, const Tur
         }
         // Queries are overwritten in place: all lanes must have read first.
         warp_barrier();
-        if (!head.is_value) {
+        const auto turn_own = [&] {
+            if (head.is_value) return;
 #pragma unroll
             for (u32 j = 0; j < 8; j++)
                 if (own.column + j < p.at.rotary_dim) x[j] = fma_f32(x[j], angles.own[j], partner[j] * angles.partner[j]);
+        };
+        if (!p.at.turns_last) turn_own();
+        if (most_lanes != 0) hadamard(x, head.is_value ? p.at.v_lanes : p.at.k_lanes, most_lanes, head.is_value ? p.at.v_scale : p.at.k_scale);
+        if (p.at.turns_last) {
+            partners_of(x, p.at, own.column, partner);
+            turn_own();
         }
         BlockScale scale = {};
         if constexpr (has_scales(QG_KV)) scale = BlockScale::of(x);

@@ -617,7 +617,13 @@ struct KvAppendPointers {
     u32 splits;  // CTAs that share a token.
     u32 lane_heads;  // Heads that a lane processes in turn.
     float amplitude;  // Factor of the rotated features.
-}; static_assert(sizeof(KvAppendPointers) == 120, "layout");
+    float sine_amplitude;  // Factor of the sines: the amplitude, negative for the inverse rotation.
+    u32 k_lanes;  // Lanes that share a block of the Hadamard rotation of queries and keys; 0 without.
+    u32 v_lanes;  // Lanes that share a block of the Hadamard rotation of values; 0 without.
+    float k_scale;  // Factor behind the Hadamard rotation of queries and keys.
+    float v_scale;  // Factor behind the Hadamard rotation of values.
+    u32 turns_last;  // Whether the rotary embedding follows the Hadamard rotation.
+}; static_assert(sizeof(KvAppendPointers) == 144, "layout");
 static_assert(QG_OFFSET_OF(KvAppendPointers, new_v) == 8, "layout");
 static_assert(QG_OFFSET_OF(KvAppendPointers, positions) == 16, "layout");
 static_assert(QG_OFFSET_OF(KvAppendPointers, frequencies) == 24, "layout");
@@ -636,6 +642,12 @@ static_assert(QG_OFFSET_OF(KvAppendPointers, head_lanes) == 104, "layout");
 static_assert(QG_OFFSET_OF(KvAppendPointers, splits) == 108, "layout");
 static_assert(QG_OFFSET_OF(KvAppendPointers, lane_heads) == 112, "layout");
 static_assert(QG_OFFSET_OF(KvAppendPointers, amplitude) == 116, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, sine_amplitude) == 120, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, k_lanes) == 124, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, v_lanes) == 128, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, k_scale) == 132, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, v_scale) == 136, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, turns_last) == 140, "layout");
 struct IndexerParams {
     u64 q;  // Queries.
     u64 k;  // Keys.

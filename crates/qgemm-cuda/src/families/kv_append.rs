@@ -1,11 +1,12 @@
-//! `kv_append`: rotary embedding of queries and keys, and
-//! KV-cache append, in one launch.
+//! `kv_append`: rotary embedding and Hadamard rotation of
+//! heads, and KV-cache append, in one launch.
 
 use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::DType;
 use qgemm_hal::abi::{self, AttentionPointers, AttentionShape, KvAppendPointers, dtype_code};
+use qgemm_hal::op::kv_append::{hadamard_block, hadamard_scale};
 use qgemm_hal::{
     CheckedKvAppend, Device, DeviceInfo, Families, Family, Geometry, HalError, KernelId, KvAddressing, KvAppendConfig,
     KvAppendLaunch, KvAppendOperand, KvAppendSpec, KvAppendStep, KvFormat, LaunchSequence, Operand, Operands,
@@ -180,6 +181,7 @@ fn params(op: &CheckedKvAppend, cut: Cut) -> KvAppendParams {
         Some(RotaryAngles::Tables { positions, row_stride }) => (positions as u32, row_stride),
         _ => (0, 0),
     };
+    let lanes = |is_rotated, dim| if is_rotated { (hadamard_block(dim) / LANE_FEATURES) as u32 } else { 0 };
     let at = KvAppendPointers {
         new_k_token: op.new_k.token_stride,
         new_k_head: op.new_k.head_stride,
@@ -194,6 +196,12 @@ fn params(op: &CheckedKvAppend, cut: Cut) -> KvAppendParams {
         splits: cut.splits,
         lane_heads: cut.lane_heads,
         amplitude: op.rotary.map_or(1.0, |rotary| rotary.amplitude),
+        sine_amplitude: op.rotary.map_or(1.0, |rotary| rotary.sine_amplitude()),
+        k_lanes: lanes(op.rotate_k, op.qk_dim),
+        v_lanes: lanes(op.rotate_v, op.v_dim),
+        k_scale: hadamard_scale(hadamard_block(op.qk_dim)),
+        v_scale: hadamard_scale(hadamard_block(op.v_dim)),
+        turns_last: op.turns_last().into(),
         ..KvAppendPointers::default()
     };
     KvAppendParams { attention: AttentionParams { shape, at: attention }, at }

@@ -49,5 +49,20 @@ abi_struct! {
         pub lane_heads: u32,
         /// Factor of the rotated features.
         pub amplitude: f32,
+        /// Factor of the sines: the amplitude, negative
+        /// for the inverse rotation.
+        pub sine_amplitude: f32,
+        /// Lanes that share a block of the Hadamard rotation of
+        /// queries and keys; 0 without.
+        pub k_lanes: u32,
+        /// Lanes that share a block of the Hadamard rotation of
+        /// values; 0 without.
+        pub v_lanes: u32,
+        /// Factor behind the Hadamard rotation of queries and keys.
+        pub k_scale: f32,
+        /// Factor behind the Hadamard rotation of values.
+        pub v_scale: f32,
+        /// Whether the rotary embedding follows the Hadamard rotation.
+        pub turns_last: u32,
     }
 }

@@ -1,4 +1,5 @@
-//! `kv_append`: rotary embedding of queries and keys, and KV-cache append.
+//! `kv_append`: rotary embedding and Hadamard rotation of heads, and
+//! KV-cache append.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -43,6 +44,20 @@ impl fmt::Display for RotaryPairs {
     }
 }
 
+/// Features of a block of the Hadamard rotation: the largest
+/// power of two that divides the head dimension.
+///
+/// All backends add in the same order: butterflies of strides
+/// 1, 2, 4, …, then one multiplication by [`hadamard_scale`].
+pub const fn hadamard_block(dim: usize) -> usize {
+    1 << dim.trailing_zeros()
+}
+
+/// Root of `1 / block`, in f32.
+pub fn hadamard_scale(block: usize) -> f32 {
+    (1.0 / (block as f64).sqrt()) as f32
+}
+
 /// Source of the rotation angles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -70,6 +85,17 @@ pub struct CheckedRotary {
     pub angles: RotaryAngles,
     /// Factor of the rotated features.
     pub amplitude: f32,
+    /// Rotation by −φ, after the Hadamard rotation instead of
+    /// before.
+    pub inverse: bool,
+}
+
+impl CheckedRotary {
+    /// Factor of the sines: the amplitude with the sign
+    /// of the rotation.
+    pub fn sine_amplitude(&self) -> f32 {
+        if self.inverse { -self.amplitude } else { self.amplitude }
+    }
 }
 
 /// Plan cache key: the amplitude is finite and is
@@ -78,7 +104,7 @@ impl Eq for CheckedRotary {}
 
 impl Hash for CheckedRotary {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        (self.dim, self.pairs, self.angles, self.amplitude.to_bits()).hash(state);
+        (self.dim, self.pairs, self.angles, self.amplitude.to_bits(), self.inverse).hash(state);
     }
 }
 
@@ -90,7 +116,13 @@ impl Hash for CheckedRotary {
 /// has key `kv_len − q_len + i`, which is also its
 /// position unless positions are given. A pair `(a, b)`
 /// becomes `(a cos − b sin, b cos + a sin)`
-/// in f32, rounded once.
+/// in f32. A Hadamard rotation multiplies blocks of a head's
+/// features by the Walsh–Hadamard matrix in Sylvester's order over
+/// the root of its size, in f32: see [`hadamard_block`].
+/// Results are rounded once.
+///
+/// Without KV heads, queries are all there is, and nothing
+/// is appended.
 ///
 /// Tokens before the first key or at a position outside the
 /// tables are skipped: their queries stay, and no key or value
@@ -102,7 +134,7 @@ pub struct CheckedKvAppend {
     pub addressing: Addressing,
     /// Query heads; 0 when there are no queries.
     pub heads: usize,
-    /// KV heads; at least 1.
+    /// KV heads; 0 when heads are rotated in place alone.
     pub kv_heads: usize,
     /// Features of a query and a key.
     pub qk_dim: usize,
@@ -124,6 +156,10 @@ pub struct CheckedKvAppend {
     pub v: KvRows,
     /// Rotary embedding, if any.
     pub rotary: Option<CheckedRotary>,
+    /// Hadamard rotation of queries and keys.
+    pub rotate_k: bool,
+    /// Hadamard rotation of values.
+    pub rotate_v: bool,
     /// Whether explicit positions are given.
     pub positions: bool,
 }
@@ -248,6 +284,21 @@ impl CheckedKvAppend {
     pub fn angles(&self) -> Option<RotaryAngles> {
         self.rotary.map(|rotary| rotary.angles)
     }
+
+    /// Whether keys and values are appended.
+    pub fn appends(&self) -> bool {
+        self.kv_heads > 0
+    }
+
+    /// Whether queries and keys change before they are stored.
+    pub fn rotates_queries(&self) -> bool {
+        self.rotary.is_some() || self.rotate_k
+    }
+
+    /// Whether the rotary embedding follows the Hadamard rotation.
+    pub fn turns_last(&self) -> bool {
+        self.rotate_k && self.rotary.is_some_and(|rotary| rotary.inverse)
+    }
 }
 
 impl Operation for CheckedKvAppend {
@@ -257,20 +308,21 @@ impl Operation for CheckedKvAppend {
 
     fn operands(&self) -> Vec<KvAppendOperand> {
         use KvAppendOperand as O;
-        let factors = self.kv.has_factors();
+        let appends = self.appends();
+        let (factors, scales) = (appends && self.kv.has_factors(), appends && self.kv.has_scales());
         let Addressing { queries, places, .. } = self.addressing;
         let has_table = matches!(places, KvAddressing::Table { .. });
         let has_tables = matches!(self.angles(), Some(RotaryAngles::Tables { .. }));
         let optional = [
             (self.heads > 0, O::Q),
-            (true, O::NewK),
-            (true, O::NewV),
-            (true, O::K),
-            (true, O::V),
+            (appends, O::NewK),
+            (appends, O::NewV),
+            (appends, O::K),
+            (appends, O::V),
             (factors, O::KFactors),
             (factors, O::VFactors),
-            (self.kv.has_scales(), O::KScales),
-            (self.kv.has_scales(), O::VScales),
+            (scales, O::KScales),
+            (scales, O::VScales),
             (matches!(queries, QueryLengths::Offsets { .. }), O::QOffsets),
             (matches!(places, KvAddressing::Offsets { .. }), O::KvOffsets),
             (has_table || matches!(places, KvAddressing::Pages { lengths: true, .. }), O::KvLengths),
@@ -285,7 +337,7 @@ impl Operation for CheckedKvAppend {
 
     fn traffic(&self) -> f64 {
         let (tokens, width) = (self.addressing.tokens as f64, self.dtype.bytes() as f64);
-        let rotated = if self.rotary.is_some() { 2.0 * (self.heads * self.qk_dim) as f64 * width } else { 0.0 };
+        let rotated = if self.rotates_queries() { 2.0 * (self.heads * self.qk_dim) as f64 * width } else { 0.0 };
         let appended = (self.kv_heads * (self.qk_dim + self.v_dim)) as f64;
         let tables = match self.rotary {
             Some(CheckedRotary { dim, angles: RotaryAngles::Tables { .. }, .. }) => dim as f64 * 4.0,
@@ -301,12 +353,24 @@ impl Operation for CheckedKvAppend {
     fn describe(&self) -> String {
         let Self { addressing, heads, kv_heads, qk_dim, dtype, kv, .. } = self;
         let rotated = if self.rotary.is_some() { ", rotated" } else { "" };
+        let hadamard = match (self.rotate_k, self.rotate_v) {
+            (false, false) => "",
+            (true, false) if !self.appends() => ", Hadamard",
+            (true, false) => ", Hadamard of keys",
+            (false, true) => ", Hadamard of values",
+            (true, true) => ", Hadamard of keys and values",
+        };
         let tokens = addressing.tokens;
-        format!("{tokens} tokens of {heads} heads and {kv_heads} KV heads x {qk_dim} from {dtype} to {kv}{rotated}")
+        if !self.appends() {
+            return format!("{tokens} tokens of {heads} heads x {qk_dim} in {dtype}, in place{rotated}{hadamard}");
+        }
+        let of = format!("{tokens} tokens of {heads} heads and {kv_heads} KV heads x {qk_dim} from {dtype} to {kv}");
+        format!("{of}{rotated}{hadamard}")
     }
 
     fn is_nothing(&self) -> bool {
-        self.addressing.tokens == 0 || self.addressing.sequences == 0
+        let has_work = self.appends() || (self.heads > 0 && self.rotates_queries());
+        self.addressing.tokens == 0 || self.addressing.sequences == 0 || !has_work
     }
 
     fn config(plan: &KvAppendLaunch) -> &KvAppendConfig {

@@ -24,12 +24,14 @@ pub struct RotaryCase {
     pub scaling: RotaryScaling,
     /// Positions in the cos/sin tables, if angles come from tables.
     pub tables: Option<usize>,
+    /// Whether the rotation is the inverse one.
+    pub inverse: bool,
 }
 
 impl RotaryCase {
     /// All features of a head, base 10000.
     pub fn new(dim: usize, pairs: RotaryPairs) -> Self {
-        Self { dim, pairs, base: 10_000.0, scaling: RotaryScaling::None, tables: None }
+        Self { dim, pairs, base: 10_000.0, scaling: RotaryScaling::None, tables: None, inverse: false }
     }
 
     /// The description for the API.
@@ -38,6 +40,7 @@ impl RotaryCase {
             RotaryPairs::Neox => Rotary::neox(self.dim),
             RotaryPairs::Interleaved => Rotary::interleaved(self.dim),
         };
+        let rotary = if self.inverse { rotary.inverse() } else { rotary };
         match self.tables {
             // Tables have a gap between rows.
             Some(positions) => rotary.tables(positions).table_row_stride(self.table_row() as u64),
@@ -59,6 +62,10 @@ pub struct KvAppendCase {
     pub of: AttentionCase,
     /// Whether there are queries.
     pub has_queries: bool,
+    /// Whether heads are rotated in place alone, without keys.
+    pub in_place: bool,
+    /// Hadamard rotation of queries and keys, and of values.
+    pub hadamard: [bool; 2],
     /// The rotary embedding, if any.
     pub rotary: Option<RotaryCase>,
     /// Offset from key indices to positions, if positions are given.
@@ -69,7 +76,19 @@ impl KvAppendCase {
     /// With NeoX rotary pairs.
     pub fn new(of: AttentionCase) -> Self {
         let rotary = RotaryCase::new(of.dims.0, RotaryPairs::Neox);
-        Self { of, has_queries: true, rotary: Some(rotary), positions_from: None }
+        Self {
+            of,
+            has_queries: true,
+            in_place: false,
+            hadamard: [false; 2],
+            rotary: Some(rotary),
+            positions_from: None,
+        }
+    }
+
+    /// Whether queries change.
+    pub(super) fn rotates_queries(&self) -> bool {
+        self.has_queries && (self.rotary.is_some() || self.hadamard[0])
     }
 
     /// Values `[tokens, heads, columns]`, representable in the type:
@@ -112,18 +131,24 @@ impl KvAppendCase {
     }
 }
 
-/// A line for tables: the text of `attention`, then the rotary
-/// embedding.
+/// A line for tables: the text of `attention`, then the
+/// rotations.
 impl fmt::Display for KvAppendCase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.of)?;
         if !self.has_queries {
             f.write_str(" no-queries")?;
         }
+        if self.in_place {
+            f.write_str(" in-place")?;
+        }
+        for (name, _) in ["k", "v"].into_iter().zip(self.hadamard).filter(|(_, is_rotated)| *is_rotated) {
+            write!(f, " hadamard-{name}")?;
+        }
         match &self.rotary {
             None => f.write_str(" not rotated")?,
-            Some(RotaryCase { dim, pairs, base, scaling, tables }) => {
-                write!(f, " {pairs}={dim}")?;
+            Some(RotaryCase { dim, pairs, base, scaling, tables, inverse }) => {
+                write!(f, " {}{pairs}={dim}", if *inverse { "inverse-" } else { "" })?;
                 match tables {
                     Some(positions) => write!(f, " tables={positions}")?,
                     None => write!(f, " base={base} {scaling:?}")?,

@@ -14,6 +14,8 @@ pub(super) const GROUPS: &[Cases<KvAppendCase>] = &[
     group("kv_append_heads", "every head dimension and pair of types, parts of heads rotated, no queries", heads),
     group("kv_append_angles", "both kinds of pairs, bases, scalings, late positions, tables", angles),
     group("kv_append_layouts", "strides, heads before tokens, unaligned operands", layouts),
+    group("kv_append_hadamard", "Hadamard rotation of keys and values in every format and dim", hadamard),
+    group("kv_append_in_place", "heads rotated in place: Hadamard, inverse rotary embedding, both", in_place),
 ];
 
 /// Numbers the seeds of cases, so that random values differ.
@@ -123,6 +125,63 @@ fn layouts() -> Vec<KvAppendCase> {
     numbered(cases)
 }
 
+fn hadamard() -> Vec<KvAppendCase> {
+    let mut cases = Vec::new();
+    let rotated = [[true, false], [false, true], [true, true]];
+    for (i, kv) in KvFormat::ALL.into_iter().enumerate() {
+        for (j, dim) in [64, 80, 96, 128, 256].into_iter().filter(|dim| dim % kv.step() == 0).enumerate() {
+            let heads = [(4, 2), (3, 1), (8, 8)][(i + j) % 3];
+            let places = [AttentionStorage::Each, AttentionStorage::Paged(3)][j % 2];
+            for (k, hadamard) in rotated.into_iter().enumerate() {
+                let of = AttentionCase { kv, places, ..AttentionCase::new(&[(3, 9); 2], heads, dim, types(i + j + k)) };
+                let rotary = RotaryCase::new([dim, dim / 2, 12][(j + k) % 3], pairs(i + k));
+                let rotary = (j + k != 1).then_some(rotary);
+                cases.push(KvAppendCase { hadamard, rotary, has_queries: k != 1, ..KvAppendCase::new(of) });
+            }
+        }
+    }
+    for (i, dims) in [(8, 256), (256, 8), (192, 128), (72, 40)].into_iter().enumerate() {
+        let (gap, offset) = [(0, 0), (3, 1), (8, 0), (5, 2)][i];
+        let of = AttentionCase { dims, gap, offset, ..AttentionCase::new(&[(2, 5), (2, 2)], (4, 2), 8, types(i)) };
+        cases.push(KvAppendCase { hadamard: [true, true], ..KvAppendCase::new(of) });
+    }
+    numbered(cases)
+}
+
+fn in_place() -> Vec<KvAppendCase> {
+    let mut cases = Vec::new();
+    let places = |i: usize| [AttentionStorage::Each, AttentionStorage::Paged(3), AttentionStorage::Lengths(2)][i];
+    for (i, dim) in [64, 80, 96, 128, 256, 8].into_iter().enumerate() {
+        for (j, (is_rotated, turned)) in
+            [(true, 0), (false, dim), (true, dim), (false, dim / 2), (true, dim / 2), (true, 6)].into_iter().enumerate()
+        {
+            let places =
+                [AttentionStorage::Each, AttentionStorage::Paged(3), AttentionStorage::Lengths(2)][(i + j) % 3];
+            let (gap, offset) = [(0, 0), (0, 0), (3, 1), (8, 0)][(i + 3 * j) % 4];
+            let lengths: &[(usize, usize)] = match j {
+                3 => &[(5, 2), (1, 7)],
+                _ if places == AttentionStorage::Each => &[(2, 9), (2, 9)],
+                _ => &[(2, 9), (2, 2)],
+            };
+            let of =
+                AttentionCase { places, gap, offset, ..AttentionCase::new(lengths, (5, 1), dim, types(i + 2 * j)) };
+            let rotary = RotaryCase { inverse: j != 4, ..RotaryCase::new(turned, pairs(i + j / 2)) };
+            let rotary = (turned > 0).then_some(rotary);
+            let hadamard = [is_rotated, false];
+            cases.push(KvAppendCase { in_place: true, hadamard, rotary, ..KvAppendCase::new(of) });
+        }
+    }
+    let scaling = RotaryScaling::Yarn { factor: 16.0, fast: 32.0, slow: 1.0, original: 4096, truncate: true };
+    for (i, (tables, from)) in [(None, Some(131_000)), (Some(9), None), (Some(7), Some(3))].into_iter().enumerate() {
+        let of = AttentionCase::new(&[(4, 9); 3], (32, 8), 128, types(i));
+        let rotary = RotaryCase { scaling, tables, inverse: true, ..RotaryCase::new(64, pairs(i)) };
+        let positions_from = from;
+        let case = KvAppendCase { rotary: Some(rotary), positions_from, in_place: true, ..KvAppendCase::new(of) };
+        cases.push(KvAppendCase { hadamard: [i == 0, false], ..case });
+    }
+    numbered(cases)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -132,6 +191,11 @@ mod tests {
         let all: Vec<KvAppendCase> = GROUPS.iter().flat_map(|(_, cases)| cases()).collect();
         for (dtype, kv) in DType::ALL.into_iter().flat_map(|dtype| KvFormat::ALL.map(|kv| (dtype, kv))) {
             assert!(all.iter().any(|case| case.of.dtype == dtype && case.of.kv == kv), "{dtype} {kv}");
+        }
+        for kv in KvFormat::ALL {
+            for hadamard in [[true, false], [false, true], [true, true]] {
+                assert!(all.iter().any(|case| case.of.kv == kv && case.hadamard == hadamard), "{kv} {hadamard:?}");
+            }
         }
         for pairs in RotaryPairs::ALL {
             assert!(all.iter().any(|case| case.rotary.is_some_and(|rotary| rotary.pairs == pairs)), "{pairs}");

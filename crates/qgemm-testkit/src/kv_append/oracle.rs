@@ -1,4 +1,5 @@
-//! Rotary embedding in f64, from its definition.
+//! Rotary embedding and Hadamard rotation in f64, from their
+//! definitions.
 
 use std::f64::consts::TAU;
 
@@ -21,6 +22,8 @@ pub(super) fn angles(case: &KvAppendCase, position: u32, tables: &[Vec<f32>; 2])
         RotaryScaling::Yarn { factor, .. } => f64::from((0.1 * factor.ln() + 1.0) as f32),
         _ => 1.0,
     };
+    // The inverse undoes the amplitude, too.
+    let amplitude = if rotary.inverse { 1.0 / amplitude } else { amplitude };
     let of_pair = |pair| {
         let (sin, cos) = (f64::from(position) * frequency(rotary, pair)).sin_cos();
         (cos * amplitude, sin * amplitude)
@@ -60,20 +63,53 @@ fn frequency(rotary: &RotaryCase, pair: usize) -> f64 {
     }
 }
 
-/// A rotated head, and the energy of each feature's summands.
-pub(super) fn rotated(case: &KvAppendCase, angles: &[(f64, f64)], head: &[f32]) -> (Vec<f64>, Vec<f64>) {
-    let mut values: Vec<f64> = head.iter().map(|&value| f64::from(value)).collect();
-    let mut energy: Vec<f64> = values.iter().map(|value| value * value).collect();
-    let Some(rotary) = &case.rotary else { return (values, energy) };
-    for (pair, (cos, sin)) in angles.iter().enumerate() {
+/// Features, and the energy of each one's summands.
+type Head = (Vec<f64>, Vec<f64>);
+
+/// A query or a key after its rotations.
+pub(super) fn rotated(case: &KvAppendCase, angles: &[(f64, f64)], head: &[f32]) -> Head {
+    let hadamard = |head: Head| if case.hadamard[0] { hadamard(head) } else { head };
+    match &case.rotary {
+        None => hadamard(given(head)),
+        Some(rotary) if rotary.inverse => turned(rotary, angles, hadamard(given(head))),
+        Some(rotary) => hadamard(turned(rotary, angles, given(head))),
+    }
+}
+
+/// A value after its rotation.
+pub(super) fn rotated_value(case: &KvAppendCase, head: &[f32]) -> Head {
+    if case.hadamard[1] { hadamard(given(head)) } else { given(head) }
+}
+
+fn given(head: &[f32]) -> Head {
+    head.iter().map(|&value| (f64::from(value), f64::from(value).powi(2))).unzip()
+}
+
+/// Rotary embedding.
+fn turned(rotary: &RotaryCase, angles: &[(f64, f64)], (mut values, mut energy): Head) -> Head {
+    for (pair, &(cos, sin)) in angles.iter().enumerate() {
         let (first, second) = match rotary.pairs {
             RotaryPairs::Neox => (pair, pair + rotary.dim / 2),
             RotaryPairs::Interleaved => (2 * pair, 2 * pair + 1),
         };
+        let sin = if rotary.inverse { -sin } else { sin };
         let (a, b) = (values[first], values[second]);
         (values[first], values[second]) = (a * cos - b * sin, a * sin + b * cos);
-        energy[first] = (a * cos).powi(2) + (b * sin).powi(2);
-        energy[second] = (a * sin).powi(2) + (b * cos).powi(2);
+        let (a, b) = (energy[first], energy[second]);
+        energy[first] = a * cos.powi(2) + b * sin.powi(2);
+        energy[second] = a * sin.powi(2) + b * cos.powi(2);
     }
     (values, energy)
+}
+
+/// Product with the Walsh–Hadamard matrix, whose entry `(i, j)` is −1 to the number of ones in `i & j`, over its root.
+fn hadamard((values, energy): Head) -> Head {
+    let block = (1..=values.len()).rev().find(|n| n.is_power_of_two() && values.len().is_multiple_of(*n)).unwrap_or(1);
+    let sign = |i: usize, j: usize| if (i & j).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
+    let product = |values: &[f64]| -> Vec<f64> {
+        let of_row = |i| values.iter().enumerate().map(|(j, value)| sign(i, j) * value).sum::<f64>();
+        (0..block).map(|i| of_row(i) / (block as f64).sqrt()).collect()
+    };
+    let mean = |energy: &[f64]| vec![energy.iter().sum::<f64>() / block as f64; block];
+    (values.chunks(block).flat_map(product).collect(), energy.chunks(block).flat_map(mean).collect())
 }

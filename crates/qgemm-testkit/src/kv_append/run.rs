@@ -4,7 +4,7 @@ use qgemm_api::{Context, DeviceKind, Error, KvAppend, KvAppendArgs, KvAppendPlan
 use qgemm_hal::KvFormat;
 
 use super::case::KvAppendCase;
-use super::oracle::{angles, rotated};
+use super::oracle::{angles, rotated, rotated_value};
 use crate::attention::{AttentionStorage, KvOperand, api_keys, api_queries};
 use crate::compare::compare;
 use crate::expected::Expected;
@@ -109,8 +109,12 @@ fn append(case: &KvAppendCase, stored: &Stored) -> KvAppend {
     let (q_token, q_head) = strides(&stored.q, heads);
     let (k_token, k_head) = strides(&stored.new_k, kv_heads);
     let (v_token, v_head) = strides(&stored.new_v, kv_heads);
-    let heads = if case.has_queries { heads } else { 0 };
-    let mut append = KvAppend::new(of.dtype, heads, kv_heads, qk, api_queries(of), api_keys(of))
+    let (queries, keys) = (api_queries(of), api_keys(of));
+    let mut append = match case.in_place {
+        true => KvAppend::in_place(of.dtype, heads, qk, queries, keys),
+        false => KvAppend::new(of.dtype, if case.has_queries { heads } else { 0 }, kv_heads, qk, queries, keys),
+    };
+    append = append
         .v_dim(v_dim)
         .kv_format(of.kv)
         .q_strides(q_token, q_head)
@@ -123,6 +127,13 @@ fn append(case: &KvAppendCase, stored: &Stored) -> KvAppend {
     if let Some(rotary) = &case.rotary {
         append = append.rotary(rotary.rotary());
     }
+    let [rotates_k, rotates_v] = case.hadamard;
+    append = match (rotates_k, case.in_place) {
+        (true, true) => append.hadamard(),
+        (true, false) => append.rotate_k(),
+        (false, _) => append,
+    };
+    append = if rotates_v { append.rotate_v() } else { append };
     if case.positions_from.is_some() { append.positions() } else { append }
 }
 
@@ -145,28 +156,31 @@ fn run_on(
     let (k_factors, v_factors) = (ctx.upload(&of.factors(4))?, ctx.upload(&of.factors(5))?);
     let positions = ctx.upload(&case.positions())?;
     let (cos, sin) = (ctx.upload(&inputs.tables[0])?, ctx.upload(&inputs.tables[1])?);
-    let mut args = KvAppendArgs::new(
-        new_k.slice(stored.new_k.range())?,
-        new_v.slice(stored.new_v.range())?,
-        k.slice_mut(stored.k.range.clone())?,
-        v.slice_mut(stored.v.range.clone())?,
-    );
     let paged = matches!(of.places, AttentionStorage::Paged(_));
-    if case.has_queries {
-        args.q = Some(q.slice_mut(stored.q.range())?);
-    }
-    if of.kv.has_factors() {
+    let mut args = match case.in_place {
+        true => KvAppendArgs::in_place(q.slice_mut(stored.q.range())?),
+        false => {
+            let args = KvAppendArgs::new(
+                new_k.slice(stored.new_k.range())?,
+                new_v.slice(stored.new_v.range())?,
+                k.slice_mut(stored.k.range.clone())?,
+                v.slice_mut(stored.v.range.clone())?,
+            );
+            if case.has_queries { args.q(q.slice_mut(stored.q.range())?) } else { args }
+        }
+    };
+    if of.kv.has_factors() && !case.in_place {
         args.k_factors = Some((&k_factors).into());
         args.v_factors = Some((&v_factors).into());
     }
-    if of.kv.has_scales() {
+    if of.kv.has_scales() && !case.in_place {
         args.k_scales = Some((&mut k_scales).into());
         args.v_scales = Some((&mut v_scales).into());
     }
     args.q_offsets = of.ragged.then(|| (&q_offsets).into());
     args.kv_offsets = (of.places == AttentionStorage::Offsets).then(|| (&kv_offsets).into());
     args.kv_lengths = (paged || matches!(of.places, AttentionStorage::Lengths(_))).then(|| (&lengths).into());
-    args.block_table = paged.then(|| (&table).into());
+    args.block_table = (paged && !case.in_place).then(|| (&table).into());
     args.positions = case.positions_from.is_some().then(|| (&positions).into());
     if case.rotary.is_some_and(|rotary| rotary.tables.is_some()) {
         args.cos = Some((&cos).into());
@@ -250,7 +264,7 @@ fn check(
             let at = (token * heads + head) * qk..(token * heads + head + 1) * qk;
             let given = &inputs.q[at.clone()];
             match &angles {
-                Some(angles) if case.has_queries => {
+                Some(angles) if case.rotates_queries() => {
                     queries.push(got_q[at].iter().copied(), rotated(case, angles, given));
                 }
                 // Not rotated: unchanged to the bit.
@@ -261,17 +275,15 @@ fn check(
             }
         }
         let (Some(angles), Some((sequence, key))) = (&angles, key) else { continue };
-        let Some(row) = of.row(sequence, key, &inputs.block_table) else { continue };
+        let row = of.row(sequence, key, &inputs.block_table).filter(|_| !case.in_place);
+        let Some(row) = row else { continue };
         for head in 0..kv_heads {
             let new = |all: &[f32], columns: usize| all[(token * kv_heads + head) * columns..][..columns].to_vec();
-            let plain = |values: Vec<f32>| -> (Vec<f64>, Vec<f64>) {
-                values.iter().map(|&value| (f64::from(value), f64::from(value).powi(2))).unzip()
-            };
             let factor = |all: &[f32]| if of.kv.has_factors() { all[head] } else { 1.0 };
             let got = stored.k.take(of, qk, [row, head], factor(&k_factors), &written.k_scales, &mut k_rest);
             keys.push(got, rotated(case, angles, &new(&inputs.new_k, qk)));
             let got = stored.v.take(of, v_dim, [row, head], factor(&v_factors), &written.v_scales, &mut v_rest);
-            values.push(got, plain(new(&inputs.new_v, v_dim)));
+            values.push(got, rotated_value(case, &new(&inputs.new_v, v_dim)));
         }
     }
     queries.compare(rounded_to(of.dtype, LIMIT), outcome)?;

@@ -56,10 +56,15 @@ pub(super) fn random_case(seed: u64) -> KvAppendCase {
         base: pick(rng, &[10_000.0, 1e6]),
         scaling,
         tables: rng.random_ratio(1, 4).then(|| skewed(rng, 200)),
+        inverse: rng.random_ratio(1, 4),
     };
+    let in_place = rng.random_ratio(1, 5);
+    let mut hadamard = || rng.random_ratio(1, 2);
     KvAppendCase {
         of,
-        has_queries: rng.random_ratio(4, 5),
+        hadamard: [hadamard(), hadamard() && !in_place],
+        in_place,
+        has_queries: in_place || rng.random_ratio(4, 5),
         rotary: rng.random_ratio(5, 6).then_some(rotary),
         positions_from: rng.random_ratio(1, 3).then(|| rng.random_range(0..100_000)),
     }

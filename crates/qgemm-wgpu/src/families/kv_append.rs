@@ -1,11 +1,13 @@
 //! `kv_append`: separate kernels for queries, keys and values. An
-//! invocation has a pair of features, or eight when it quantizes.
+//! invocation has a pair of features, or eight when it quantizes or
+//! shares a Hadamard rotation.
 
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_hal::abi::dtype_code;
+use qgemm_hal::op::kv_append::{hadamard_block, hadamard_scale};
 use qgemm_hal::{
     Addressing, CheckedKvAppend, Device, DeviceInfo, Families, Family, Geometry, HalError, HeadRows, Kernel, KernelId,
     KvAddressing, KvAppendConfig, KvAppendLaunch, KvAppendOperand, KvAppendSpec, KvAppendStep, KvRows, LaunchSequence,
@@ -91,6 +93,7 @@ struct Params {
     table_positions: u32,
     table_row: u32,
     amplitude: f32,
+    sine_amplitude: f32,
     source_base: u32,
     written_base: u32,
     q_offsets_base: u32,
@@ -116,6 +119,7 @@ struct Part {
     source: Option<(KvAppendOperand, HeadRows)>,
     written: (KvAppendOperand, KvRows),
     is_rotated: bool,
+    has_hadamard: bool,
     /// Output format.
     numbers: KvNumbers,
     /// Factors that are read, or scales that are written.
@@ -125,7 +129,24 @@ struct Part {
 impl Part {
     /// Features of an invocation.
     fn features(&self) -> usize {
-        if self.numbers == KvNumbers::Plain { 2 } else { 8 }
+        if self.numbers == KvNumbers::Plain && !self.has_hadamard { 2 } else { 8 }
+    }
+
+    /// Workgroups of a token. With a Hadamard rotation they
+    /// have whole heads.
+    fn groups_of_token(&self) -> usize {
+        let of_head = self.columns / self.features();
+        match self.has_hadamard {
+            true => self.heads.div_ceil(THREADS as usize / of_head),
+            false => (self.heads * of_head).div_ceil(THREADS as usize),
+        }
+    }
+
+    /// Bytes of workgroup memory.
+    fn shared_bytes(&self) -> u32 {
+        let extremes = if self.numbers == KvNumbers::Blocks { 8 } else { 0 };
+        let features = if self.has_hadamard { 32 } else { 0 };
+        THREADS * (extremes + features)
     }
 
     fn interface(&self) -> &'static Interface {
@@ -149,41 +170,41 @@ fn parts(op: &CheckedKvAppend) -> Vec<Part> {
         KvNumbers::Blocks => [Some(O::KScales), Some(O::VScales)],
     };
     let heads = op.kv_heads;
-    let mut all = vec![
-        Part {
-            step: KvAppendStep::K,
-            heads,
-            columns: op.qk_dim,
-            source: Some((O::NewK, op.new_k)),
-            written: (O::K, op.k),
-            is_rotated: rotated,
-            numbers,
-            scales: k_scales,
-        },
-        Part {
-            step: KvAppendStep::V,
-            heads,
-            columns: op.v_dim,
-            source: Some((O::NewV, op.new_v)),
-            written: (O::V, op.v),
-            is_rotated: false,
-            numbers,
-            scales: v_scales,
-        },
-    ];
-    if op.heads > 0 && rotated {
-        all.push(Part {
-            step: KvAppendStep::Q,
-            heads: op.heads,
-            columns: op.qk_dim,
-            source: None,
-            written: (O::Q, in_place),
-            is_rotated: true,
-            numbers: KvNumbers::Plain,
-            scales: None,
-        });
-    }
-    all
+    let of_keys = Part {
+        step: KvAppendStep::K,
+        heads,
+        columns: op.qk_dim,
+        source: Some((O::NewK, op.new_k)),
+        written: (O::K, op.k),
+        is_rotated: rotated,
+        has_hadamard: op.rotate_k,
+        numbers,
+        scales: k_scales,
+    };
+    let of_values = Part {
+        step: KvAppendStep::V,
+        heads,
+        columns: op.v_dim,
+        source: Some((O::NewV, op.new_v)),
+        written: (O::V, op.v),
+        is_rotated: false,
+        has_hadamard: op.rotate_v,
+        numbers,
+        scales: v_scales,
+    };
+    let of_queries = Part {
+        step: KvAppendStep::Q,
+        heads: op.heads,
+        columns: op.qk_dim,
+        source: None,
+        written: (O::Q, in_place),
+        is_rotated: rotated,
+        has_hadamard: op.rotate_k,
+        numbers: KvNumbers::Plain,
+        scales: None,
+    };
+    let appended = [of_keys, of_values].into_iter().filter(|_| op.appends());
+    appended.chain((op.heads > 0 && op.rotates_queries()).then_some(of_queries)).collect()
 }
 
 fn kernel_id(op: &CheckedKvAppend, step: KvAppendStep) -> KernelId {
@@ -224,11 +245,6 @@ fn angle_bytes(op: &CheckedKvAppend) -> (usize, usize) {
     }
 }
 
-/// Workgroups of a token.
-fn groups_of_token(part: &Part) -> usize {
-    (part.heads * part.columns / part.features()).div_ceil(THREADS as usize)
-}
-
 /// Checks that the kernels support `op`.
 fn check(op: &CheckedKvAppend, limit: u64) -> Result<(), Unsupported> {
     let Addressing { sequences, tokens, .. } = op.addressing;
@@ -243,7 +259,7 @@ fn check(op: &CheckedKvAppend, limit: u64) -> Result<(), Unsupported> {
         let (source, written) = part_bytes(op, &part);
         sizes.push((part.source.map_or("nothing", |(operand, _)| operand.name()), source));
         sizes.push((part.written.0.name(), written));
-        if groups_of_token(&part).checked_mul(tokens).is_none_or(|groups| groups >= 1 << 31) {
+        if part.groups_of_token().checked_mul(tokens).is_none_or(|groups| groups >= 1 << 31) {
             return Err(Unsupported::new("counts workgroups in 31 bits: append fewer tokens at once"));
         }
     }
@@ -263,7 +279,8 @@ impl Family<CheckedKvAppend> for KvAppend {
         // Adapters do not report bandwidth, and there is no
         // other family to rank against.
         let launches = parts(op).len() as u32;
-        Ok(vec![KvAppendConfig { kernel: kernel_id(op, KvAppendStep::K), launches, efficiency: 500 }])
+        let first = if op.appends() { KvAppendStep::K } else { KvAppendStep::Q };
+        Ok(vec![KvAppendConfig { kernel: kernel_id(op, first), launches, efficiency: 500 }])
     }
 
     fn prepare(
@@ -278,9 +295,9 @@ impl Family<CheckedKvAppend> for KvAppend {
         check(op, device.info().max_buffer_bytes).map_err(refused)?;
         let step = |part: Part| {
             let compiled = Compiled::new(shared, part.interface(), NAME.to_owned(), shader(op, &part))?;
-            let groups = (groups_of_token(&part) * op.addressing.tokens) as u32;
+            let groups = (part.groups_of_token() * op.addressing.tokens) as u32;
             let x = groups.min(MAX_GROUPS);
-            let shared_bytes = if part.numbers == KvNumbers::Blocks { THREADS * 8 } else { 0 };
+            let shared_bytes = part.shared_bytes();
             let geometry = Geometry { grid: [x, groups.div_ceil(x), 1], threads: THREADS, shared_bytes };
             let kernel = PartKernel { compiled, shared: shared.clone(), op: *op, part, grid: geometry.grid };
             let step = LaunchStep::new::<KvAppendOperand>(kernel_id(op, part.step), geometry, Arc::new(kernel));
@@ -308,13 +325,16 @@ fn shader(op: &CheckedKvAppend, part: &Part) -> Shader {
     let pairs = op.rotary.filter(|_| part.is_rotated).map_or(0, |rotary| rotary.dim / 2);
     let (source, to) = (part.source.map_or(part.written.1.rows, |(_, rows)| rows), part.written.1);
     let stride = |stride: u64| stride as u32;
+    let block = hadamard_block(part.columns);
     let words = [
         ("THREADS", THREADS),
         ("STEP", u32::from(part.source.is_some())),
-        ("GROUPS_A_TOKEN", groups_of_token(part) as u32),
+        ("GROUPS_A_TOKEN", part.groups_of_token() as u32),
         ("HEADS", part.heads as u32),
         ("COLUMNS", part.columns as u32),
         ("ROTARY_PAIRS", pairs as u32),
+        ("HADAMARD_EIGHTS", (block / 8) as u32),
+        ("HADAMARD_SCALE", hadamard_scale(block).to_bits()),
         ("DTYPE", dtype_code(op.dtype)),
         ("KV_DTYPE", written),
         ("SOURCE_TOKEN", stride(source.token_stride)),
@@ -332,9 +352,10 @@ fn shader(op: &CheckedKvAppend, part: &Part) -> Shader {
         ("TABLE", has_table),
         ("POSITIONS", op.positions),
         ("TABLES", matches!(op.angles(), Some(RotaryAngles::Tables { .. }))),
+        ("TURNS_LAST", op.turns_last()),
         ("INTERLEAVED", op.rotary.is_some_and(|rotary| rotary.pairs == RotaryPairs::Interleaved)),
     ];
-    compose_kv_append(&words, &choices, part.numbers)
+    compose_kv_append(&words, &choices, part.numbers, part.has_hadamard)
 }
 
 /// One of the kernels. A launch allocates no device memory.
@@ -368,6 +389,7 @@ impl PartKernel {
             table_positions,
             table_row,
             amplitude: op.rotary.map_or(1.0, |rotary| rotary.amplitude),
+            sine_amplitude: op.rotary.map_or(1.0, |rotary| rotary.sine_amplitude()),
             ..Params::default()
         };
         let touched = |operand: O, bytes: Range<usize>, width: usize| Touched {
@@ -448,6 +470,8 @@ pub(crate) fn all_shaders() -> Vec<Shader> {
         k: cache,
         v: cache,
         rotary: None,
+        rotate_k: false,
+        rotate_v: false,
         positions: false,
     };
     let rotary = CheckedRotary {
@@ -455,6 +479,7 @@ pub(crate) fn all_shaders() -> Vec<Shader> {
         pairs: RotaryPairs::Interleaved,
         angles: RotaryAngles::Tables { positions: 9, row_stride: 16 },
         amplitude: 1.0,
+        inverse: false,
     };
     let paged = Addressing { places: KvAddressing::Table { pages: 9, page_size: 5, width: 3 }, ..addressing };
     let chosen = CheckedKvAppend {
@@ -467,9 +492,13 @@ pub(crate) fn all_shaders() -> Vec<Shader> {
     let neox = CheckedRotary { pairs: RotaryPairs::Neox, angles: RotaryAngles::Frequencies, ..rotary };
     let rotated = CheckedKvAppend { rotary: Some(neox), dtype: DType::F32, ..plain };
     let codes = [KvFormat::E4M3, KvFormat::Q8_0, KvFormat::Q4_0].map(|kv| CheckedKvAppend { kv, ..chosen });
+    let last = CheckedRotary { inverse: true, ..neox };
+    let hadamard = [plain, chosen, rotated, CheckedKvAppend { rotary: Some(last), ..plain }].into_iter().chain(codes);
+    let hadamard: Vec<_> = hadamard.map(|op| CheckedKvAppend { rotate_k: true, rotate_v: true, ..op }).collect();
     [plain, chosen, rotated]
         .iter()
         .chain(&codes)
+        .chain(&hadamard)
         .flat_map(|op| parts(op).into_iter().map(|part| shader(op, &part)))
         .collect()
 }

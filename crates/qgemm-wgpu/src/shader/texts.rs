@@ -65,10 +65,13 @@ pub(super) const DEQUANTIZE: &str = include_str!("../../shaders/dequantize.wgsl"
 
 pub(super) const KV_CODES: &str = include_str!("../../shaders/kv_codes.wgsl");
 pub(super) const KV_APPEND: &str = include_str!("../../shaders/kv_append.wgsl");
+pub(super) const KV_APPEND_ELEMENTS: &str = include_str!("../../shaders/kv_append_elements.wgsl");
 pub(super) const KV_APPEND_PLAIN: &str = include_str!("../../shaders/kv_append_plain.wgsl");
+pub(super) const KV_APPEND_BYTES: &str = include_str!("../../shaders/kv_append_bytes.wgsl");
 pub(super) const KV_APPEND_CODES: &str = include_str!("../../shaders/kv_append_codes.wgsl");
 pub(super) const KV_APPEND_FACTOR: &str = include_str!("../../shaders/kv_append_factor.wgsl");
 pub(super) const KV_APPEND_BLOCKS: &str = include_str!("../../shaders/kv_append_blocks.wgsl");
+pub(super) const KV_APPEND_HADAMARD: &str = include_str!("../../shaders/kv_append_hadamard.wgsl");
 pub(super) const INDEXER_PARAMS: &str = include_str!("../../shaders/indexer_params.wgsl");
 pub(super) const INDEXER_SCORE: &str = include_str!("../../shaders/indexer_score.wgsl");
 pub(super) const INDEXER_CHOOSE: &str = include_str!("../../shaders/indexer_choose.wgsl");
@@ -145,8 +148,18 @@ pub(crate) const ATTENTION_TEXTS: [&str; 9] = [
 ];
 
 /// All texts of `kv_append`.
-pub(crate) const KV_APPEND_TEXTS: [&str; 7] =
-    [NUMBERS, KV_APPEND, KV_APPEND_PLAIN, KV_CODES, KV_APPEND_FACTOR, KV_APPEND_BLOCKS, KV_APPEND_CODES];
+pub(crate) const KV_APPEND_TEXTS: [&str; 10] = [
+    NUMBERS,
+    KV_APPEND,
+    KV_APPEND_ELEMENTS,
+    KV_APPEND_PLAIN,
+    KV_CODES,
+    KV_APPEND_FACTOR,
+    KV_APPEND_BLOCKS,
+    KV_APPEND_BYTES,
+    KV_APPEND_CODES,
+    KV_APPEND_HADAMARD,
+];
 
 /// All texts of `indexer`.
 pub(crate) const INDEXER_TEXTS: [&str; 4] = [NUMBERS, INDEXER_PARAMS, INDEXER_SCORE, INDEXER_CHOOSE];

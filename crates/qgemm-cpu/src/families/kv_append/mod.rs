@@ -1,10 +1,12 @@
 //! Families of `kv_append`: a single one. A task is a KV
-//! head with its query heads, for all tokens; or, for many
+//! head with its query heads (without KV heads, all
+//! query heads), for all tokens; or, for many
 //! tokens, all heads of tokens whose keys go to certain rows
 //! of the cache. No two tasks write the same element,
 //! whatever pages a table has.
 
 mod cache;
+mod hadamard;
 mod rotary;
 
 use std::ops::Range;
@@ -26,6 +28,7 @@ use crate::processor::Processor;
 use crate::simd::Simd;
 use crate::source_hash::SOURCE_HASH;
 use cache::{Cache, Written};
+use hadamard::hadamard;
 use rotary::{cos_sin, turn};
 
 /// Elements below which only the calling thread works, because
@@ -67,7 +70,7 @@ impl Family<CheckedKvAppend> for KvAppendFamily {
     ) -> Result<LaunchSequence, HalError> {
         let cpu = Processor::of(device)?;
         let kernel = CpuKvAppend { op: *op, simd: cpu.simd(), pool: cpu.pool().clone() };
-        let geometry = Geometry { grid: [op.kv_heads as u32, 1, 1], threads: 1, shared_bytes: 0 };
+        let geometry = Geometry { grid: [op.kv_heads.max(1) as u32, 1, 1], threads: 1, shared_bytes: 0 };
         let step = LaunchStep::new::<KvAppendOperand>(plan.config.kernel, geometry, Arc::new(kernel));
         let step = step.bind_all(op.operands());
         let name = format!("kv_append_{}_{}", op.dtype, op.kv);
@@ -127,17 +130,32 @@ impl Share {
     }
 }
 
+/// New keys or values, and their cache.
+struct Appended<'a> {
+    new: &'a [u8],
+    from: HeadRows,
+    cache: Cache<'a>,
+    to: KvRows,
+    factors: Option<&'a [f32]>,
+    columns: usize,
+    is_turned: bool,
+    has_hadamard: bool,
+}
+
+/// Cosines and sines of a token's pairs, times the amplitudes.
+struct Turns {
+    cos: [f32; MOST_PAIRS],
+    sin: [f32; MOST_PAIRS],
+}
+
 /// An operation with bound operands.
 struct Job<'a> {
     op: &'a CheckedKvAppend,
     simd: &'static Simd,
     q: Option<Written<'a>>,
-    new_k: &'a [u8],
-    new_v: &'a [u8],
-    k: Cache<'a>,
-    v: Cache<'a>,
-    k_factors: Option<&'a [f32]>,
-    v_factors: Option<&'a [f32]>,
+    /// New keys and values. None when heads are rotated in
+    /// place alone.
+    appended: Option<[Appended<'a>; 2]>,
     index: Index<'a>,
     positions: Option<&'a [u32]>,
     angles: Angles<'a>,
@@ -147,12 +165,6 @@ impl<'a> Job<'a> {
     fn new(op: &'a CheckedKvAppend, simd: &'static Simd, mut operands: Operands<'a>) -> Result<Self, HalError> {
         use KvAppendOperand as O;
         let Addressing { sequences, tokens, .. } = op.addressing;
-        let mut rows = |operand: O, rows: &HeadRows, columns: usize| -> Result<&'a [u8], HalError> {
-            let (what, end) = (operand.name(), rows_end(rows, tokens, op.kv_heads, columns) * op.dtype.bytes());
-            let bytes = host_bytes(operands.take(operand).ok_or(absent(what, end))?, what)?;
-            if bytes.len() < end { Err(absent(what, end)) } else { Ok(bytes) }
-        };
-        let (new_k, new_v) = (rows(O::NewK, &op.new_k, op.qk_dim)?, rows(O::NewV, &op.new_v, op.v_dim)?);
         let given = op.operands();
         let mut words = |operand: O, count: usize| match given.contains(&operand) {
             true => read::<u32>(&mut operands, operand, count).map(Some),
@@ -170,7 +182,6 @@ impl<'a> Job<'a> {
             true => read::<f32>(&mut operands, operand, count).map(Some),
             false => Ok(None),
         };
-        let (k_factors, v_factors) = (floats(O::KFactors, op.kv_heads)?, floats(O::VFactors, op.kv_heads)?);
         let angles = match op.rotary {
             None => Angles::Nothing,
             Some(CheckedRotary { dim, angles: RotaryAngles::Tables { positions, row_stride }, .. }) => {
@@ -181,55 +192,50 @@ impl<'a> Job<'a> {
             }
             Some(_) => Angles::Frequencies(frequencies.unwrap_or_default()),
         };
-        let Paging { pages, page_size, .. } = op.addressing.paging();
-        let has_rows = pages > 0 && page_size > 0;
-        let cache_end = |rows: &KvRows, columns: usize| match has_rows {
-            true => at(rows, pages - 1, page_size - 1, op.kv_heads - 1) + columns,
-            false => 0,
+        let q = match op.heads {
+            0 => None,
+            heads => {
+                let end = rows_end(&op.q, tokens, heads, op.qk_dim) * op.dtype.bytes();
+                Some(Written::new(operands.take_mut(O::Q), O::Q.name(), end)?)
+            }
         };
-        let q_end = if op.heads > 0 { rows_end(&op.q, tokens, op.heads, op.qk_dim) } else { 0 };
-        let mut written = |operand: O, end: usize| Written::new(operands.take_mut(operand), operand.name(), end);
-        let mut cache = |operand: O, scales: O, end: usize| -> Result<Cache<'a>, HalError> {
-            let numbers = written(operand, op.kv.bytes_of(end))?;
-            let has_scales = op.kv.has_scales();
-            let scales = has_scales.then(|| written(scales, end / KV_BLOCK * KV_SCALE_BYTES)).transpose()?;
-            Ok(Cache { format: op.kv, numbers, scales })
+        let appended = match op.appends() {
+            true => Some([Appended::keys(op, &mut operands)?, Appended::values(op, &mut operands)?]),
+            false => None,
         };
-        let k = cache(O::K, O::KScales, cache_end(&op.k, op.qk_dim))?;
-        let v = cache(O::V, O::VScales, cache_end(&op.v, op.v_dim))?;
-        let q = if op.heads > 0 { Some(written(O::Q, q_end * op.dtype.bytes())?) } else { None };
-        Ok(Self { op, simd, q, new_k, new_v, k, v, k_factors, v_factors, index, positions, angles })
+        Ok(Self { op, simd, q, appended, index, positions, angles })
     }
 
     fn run(&self, threads: usize) {
         let op = self.op;
         let sequences: Vec<Sequence> =
             (0..op.addressing.sequences).map(|sequence| self.index.sequence(&op.addressing, sequence)).collect();
-        let of_head = |head: usize| self.task(&sequences, head..head + 1, Share { number: 0, of: 1 });
+        let parts = op.kv_heads.max(1);
+        let of_part = |part: usize| self.task(&sequences, part..part + 1, Share { number: 0, of: 1 });
         if threads == 1 {
-            return self.task(&sequences, 0..op.kv_heads, Share { number: 0, of: 1 });
+            return self.task(&sequences, 0..parts, Share { number: 0, of: 1 });
         }
         // The angles of a token are computed once
         // for all of its heads.
         let shares = (op.addressing.tokens / TASK_TOKENS).min(2 * threads);
-        match shares > op.kv_heads {
+        match shares > parts {
             true => (0..shares)
                 .into_par_iter()
                 .with_max_len(1)
-                .for_each(|number| self.task(&sequences, 0..op.kv_heads, Share { number, of: shares })),
-            false => (0..op.kv_heads).into_par_iter().with_max_len(1).for_each(of_head),
+                .for_each(|number| self.task(&sequences, 0..parts, Share { number, of: shares })),
+            false => (0..parts).into_par_iter().with_max_len(1).for_each(of_part),
         }
     }
 
-    /// A share of the tokens, for some KV heads
-    /// and their query heads.
-    fn task(&self, sequences: &[Sequence], kv_heads: Range<usize>, share: Share) {
+    /// A share of the tokens, for some KV heads and their query
+    /// heads; without KV heads, for all query heads.
+    fn task(&self, sequences: &[Sequence], parts: Range<usize>, share: Share) {
         let op = self.op;
         let paging = op.addressing.paging();
-        let heads = kv_heads.start * op.heads / op.kv_heads..kv_heads.end * op.heads / op.kv_heads;
-        let (mut cos, mut sin) = ([0.0; MOST_PAIRS], [0.0; MOST_PAIRS]);
+        let of_parts = op.kv_heads.max(1);
+        let heads = parts.start * op.heads / of_parts..parts.end * op.heads / of_parts;
+        let mut turns = Turns { cos: [0.0; MOST_PAIRS], sin: [0.0; MOST_PAIRS] };
         let mut values = [0.0; MOST_HEAD_DIM];
-        let width = op.dtype.bytes();
         for sequence in sequences {
             for i in 0..sequence.queries {
                 // A token before the first key has no key.
@@ -240,46 +246,74 @@ impl<'a> Job<'a> {
                     continue;
                 }
                 let position = self.positions.map_or(key as u32, |positions| positions[token]);
-                if !self.angles_of(position, &mut cos, &mut sin) {
+                if !self.angles_of(position, &mut turns) {
                     continue;
                 }
-                if let (Some(q), Some(rotary)) = (&self.q, &op.rotary) {
+                if let (Some(q), true) = (&self.q, op.rotates_queries()) {
                     for head in heads.clone() {
                         let element = element(&op.q, token, head);
                         let values = &mut values[..op.qk_dim];
                         // SAFETY: a token's query heads belong to one task each and
                         // do not overlap: no token belongs to two sequences (`Index::sequence`).
                         unsafe { q.load(self.simd, op.dtype, element, values) };
-                        turn(rotary, &cos, &sin, values);
+                        self.rotate(&turns, true, op.rotate_k, values);
                         // SAFETY: as above.
                         unsafe { q.store(op.dtype, element, values) };
                     }
                 }
-                let Some((page, row)) = place else { continue };
-                for kv_head in kv_heads.clone() {
-                    let keys = &mut values[..op.qk_dim];
-                    self.simd.to_f32(op.dtype, &self.new_k[element(&op.new_k, token, kv_head) * width..], keys);
-                    if let Some(rotary) = &op.rotary {
-                        turn(rotary, &cos, &sin, keys);
+                let (Some(place), Some(both)) = (place, &self.appended) else { continue };
+                for kv_head in parts.clone() {
+                    for of in both {
+                        // SAFETY: a head of a cache row belongs to one task,
+                        // and heads do not overlap.
+                        unsafe { self.append(of, &turns, (token, kv_head), place, &mut values) };
                     }
-                    let factor = |factors: Option<&[f32]>| factors.map_or(1.0, |factors| factors[kv_head]);
-                    // SAFETY: a head of a cache row belongs to one task,
-                    // and heads do not overlap.
-                    unsafe { self.k.store(at(&op.k, page, row, kv_head), keys, factor(self.k_factors)) };
-                    let of_value = &mut values[..op.v_dim];
-                    self.simd.to_f32(op.dtype, &self.new_v[element(&op.new_v, token, kv_head) * width..], of_value);
-                    // SAFETY: as above.
-                    unsafe { self.v.store(at(&op.v, page, row, kv_head), of_value, factor(self.v_factors)) };
                 }
             }
         }
     }
 
-    /// Cosines and sines of a position, times the amplitude; `false` when
+    /// Converts a head of a token to the cache.
+    ///
+    /// # Safety
+    /// No other thread may write the same elements.
+    unsafe fn append(
+        &self,
+        of: &Appended<'_>,
+        turns: &Turns,
+        (token, head): (usize, usize),
+        (page, row): (usize, usize),
+        values: &mut [f32; MOST_HEAD_DIM],
+    ) {
+        let (values, dtype) = (&mut values[..of.columns], self.op.dtype);
+        self.simd.to_f32(dtype, &of.new[element(&of.from, token, head) * dtype.bytes()..], values);
+        self.rotate(turns, of.is_turned, of.has_hadamard, values);
+        let factor = of.factors.map_or(1.0, |factors| factors[head]);
+        // SAFETY: guaranteed by the caller.
+        unsafe { of.cache.store(at(&of.to, page, row, head), values, factor) };
+    }
+
+    /// Rotary embedding, if the head `is_turned`, and Hadamard
+    /// rotation of a head.
+    fn rotate(&self, turns: &Turns, is_turned: bool, has_hadamard: bool, values: &mut [f32]) {
+        let rotary = self.op.rotary.filter(|_| is_turned);
+        let turns_last = self.op.turns_last();
+        if let (Some(rotary), false) = (&rotary, turns_last) {
+            turn(rotary, &turns.cos, &turns.sin, values);
+        }
+        if has_hadamard {
+            hadamard(values);
+        }
+        if let (Some(rotary), true) = (&rotary, turns_last) {
+            turn(rotary, &turns.cos, &turns.sin, values);
+        }
+    }
+
+    /// Cosines and sines of a position, times the amplitudes; `false` when
     /// the tables do not have the position.
-    fn angles_of(&self, position: u32, cos: &mut [f32; MOST_PAIRS], sin: &mut [f32; MOST_PAIRS]) -> bool {
-        let Some(CheckedRotary { dim, amplitude, .. }) = self.op.rotary else { return true };
-        let pairs = dim / 2;
+    fn angles_of(&self, position: u32, Turns { cos, sin }: &mut Turns) -> bool {
+        let Some(rotary) = self.op.rotary else { return true };
+        let (pairs, amplitude, of_sines) = (rotary.dim / 2, rotary.amplitude, rotary.sine_amplitude());
         let both = cos[..pairs].iter_mut().zip(&mut sin[..pairs]);
         match self.angles {
             Angles::Nothing => {}
@@ -288,7 +322,7 @@ impl<'a> Job<'a> {
                     let turns = (u64::from(high) << 32 | u64::from(low)).wrapping_mul(u64::from(position));
                     (*cos, *sin) = cos_sin(turns);
                     *cos *= amplitude;
-                    *sin *= amplitude;
+                    *sin *= of_sines;
                 }
             }
             Angles::Tables { cos: of_cos, sin: of_sin, positions, row_stride } => {
@@ -298,11 +332,57 @@ impl<'a> Job<'a> {
                 }
                 let row = position * row_stride..position * row_stride + pairs;
                 for ((cos, sin), (of_cos, of_sin)) in both.zip(of_cos[row.clone()].iter().zip(&of_sin[row])) {
-                    (*cos, *sin) = (of_cos * amplitude, of_sin * amplitude);
+                    (*cos, *sin) = (of_cos * amplitude, of_sin * of_sines);
                 }
             }
         }
         true
+    }
+}
+
+impl<'a> Appended<'a> {
+    fn keys(op: &CheckedKvAppend, operands: &mut Operands<'a>) -> Result<Self, HalError> {
+        use KvAppendOperand as O;
+        let names = [O::NewK, O::K, O::KScales, O::KFactors];
+        let of = Self::of(op, operands, names, (op.new_k, op.k), op.qk_dim)?;
+        Ok(Self { is_turned: true, has_hadamard: op.rotate_k, ..of })
+    }
+
+    fn values(op: &CheckedKvAppend, operands: &mut Operands<'a>) -> Result<Self, HalError> {
+        use KvAppendOperand as O;
+        let names = [O::NewV, O::V, O::VScales, O::VFactors];
+        let of = Self::of(op, operands, names, (op.new_v, op.v), op.v_dim)?;
+        Ok(Self { is_turned: false, has_hadamard: op.rotate_v, ..of })
+    }
+
+    /// Not rotated.
+    fn of(
+        op: &CheckedKvAppend,
+        operands: &mut Operands<'a>,
+        [new, numbers, scales, factors]: [KvAppendOperand; 4],
+        (from, to): (HeadRows, KvRows),
+        columns: usize,
+    ) -> Result<Self, HalError> {
+        let (what, end) = (new.name(), rows_end(&from, op.addressing.tokens, op.kv_heads, columns) * op.dtype.bytes());
+        let new = host_bytes(operands.take(new).ok_or(absent(what, end))?, what)?;
+        if new.len() < end {
+            return Err(absent(what, end));
+        }
+        let factors = match op.kv.has_factors() {
+            true => Some(read::<f32>(operands, factors, op.kv_heads)?),
+            false => None,
+        };
+        let Paging { pages, page_size, .. } = op.addressing.paging();
+        let end = match pages > 0 && page_size > 0 {
+            true => at(&to, pages - 1, page_size - 1, op.kv_heads - 1) + columns,
+            false => 0,
+        };
+        let mut written = |operand: KvAppendOperand, end| Written::new(operands.take_mut(operand), operand.name(), end);
+        let numbers = written(numbers, op.kv.bytes_of(end))?;
+        let has_scales = op.kv.has_scales();
+        let scales = has_scales.then(|| written(scales, end / KV_BLOCK * KV_SCALE_BYTES)).transpose()?;
+        let cache = Cache { format: op.kv, numbers, scales };
+        Ok(Self { new, from, cache, to, factors, columns, is_turned: false, has_hadamard: false })
     }
 }
 

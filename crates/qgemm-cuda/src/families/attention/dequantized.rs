@@ -206,7 +206,11 @@ fn step(
     let launch = KernelLaunch {
         id: KernelId::new(NAME, Some(variant), Spec::Attention(spec())),
         spec: source(variant),
-        geometry: Geometry { grid: [(op.sequences * sequence_ctas) as u32, SIDES as u32, 1], threads: THREADS, shared_bytes: 0 },
+        geometry: Geometry {
+            grid: [(op.sequences * sequence_ctas) as u32, SIDES as u32, 1],
+            threads: THREADS,
+            shared_bytes: 0,
+        },
         // The kernel calls `griddepcontrol_wait` itself (atoms/sync.cuh).
         starts_early: variant >= Variant::Sm90,
         operands: O::ALL,
