@@ -96,40 +96,38 @@ fn greedy_tokens_with_x_in_f16_differ_in_ties_alone() {
     }
 }
 
-/// Cosine of the logits behind each prompt's tokens with a cache of Q4_0 and
-/// with one of f16, averaged.
-fn cosine_with_q4_0(ctx: &Context, path: &Path, rotate_cache: bool) -> f64 {
+/// Logits behind each of `ids`, with such a cache.
+fn logits(ctx: &Context, path: &Path, ids: &[u32], format: KvFormat, rotate_cache: bool) -> Vec<f32> {
     let opened = open_model(path).expect("the model");
-    let model = LanguageModel::open(ctx, path, PRECISION).expect("the model");
-    let logits = |ids: &[u32], format, rotate_cache| -> Vec<f32> {
-        let mut options = PlanOptions::new(ids.len());
-        (options.sequences, options.context, options.all_logits) = (Some(1), Some(64), true);
-        (options.kv_format, options.rotate_cache) = (Some(format), rotate_cache);
-        let plan = ctx.plan_network(model.network(), &options).expect("it is served");
-        let loaded = ctx.load_exec_plan(plan, &opened).expect("it fits");
-        let (weights, mut arena) = (loaded.load_weights(&opened).expect("memory"), loaded.arena().expect("memory"));
-        ctx.upload_into(ids, arena.region_mut("tokens").expect("planned")).expect("it has room");
-        ctx.upload_into(&[ids.len() as u32], arena.region_mut("kv_lengths").expect("planned")).expect("it has room");
-        loaded.step(&ctx.default_stream(), &mut arena, &weights).expect("it runs");
-        ctx.download(arena.region("logits").expect("planned")).expect("readable")
-    };
-    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
-    let mut cosines = Vec::new();
-    for prompt in PROMPTS {
-        let ids = model.tokenizer().encode(prompt).expect("encoded");
-        let wanted = logits(&ids, KvFormat::Plain(DType::F16), false);
-        let got = logits(&ids, KvFormat::Q4_0, rotate_cache);
-        let rows = got.chunks(model.vocabulary()).zip(wanted.chunks(model.vocabulary()));
-        cosines.extend(rows.map(|(got, wanted)| dot(got, wanted) / (dot(got, got) * dot(wanted, wanted)).sqrt()));
-    }
-    cosines.iter().sum::<f64>() / cosines.len() as f64
+    let mut options = PlanOptions::new(ids.len());
+    (options.sequences, options.context, options.all_logits) = (Some(1), Some(64), true);
+    (options.kv_format, options.rotate_cache) = (Some(format), rotate_cache);
+    options.x_precision = PRECISION.x_precision;
+    let plan = ctx.plan_model(path, &options).expect("it is served");
+    let loaded = ctx.load_exec_plan(plan, &opened).expect("it fits");
+    let (weights, mut arena) = (loaded.load_weights(&opened).expect("memory"), loaded.arena().expect("memory"));
+    ctx.upload_into(ids, arena.region_mut("tokens").expect("planned")).expect("it has room");
+    ctx.upload_into(&[ids.len() as u32], arena.region_mut("kv_lengths").expect("planned")).expect("it has room");
+    loaded.step(&ctx.default_stream(), &mut arena, &weights).expect("it runs");
+    ctx.download(arena.region("logits").expect("planned")).expect("readable")
 }
 
+/// Cosine of each token's logits with a Q4_0 cache and with one of f16, averaged.
 #[test]
 fn a_rotated_cache_of_q4_0_keeps_the_logits() {
     let Some(path) = model_path("a_rotated_cache_of_q4_0_keeps_the_logits") else { return };
     let ctx = Context::open("cpu").expect("always there");
-    let [plain, rotated] = [false, true].map(|rotate_cache| cosine_with_q4_0(&ctx, &path, rotate_cache));
+    let model =
+        LanguageModel::open(&Context::open("noop").expect("always there"), &path, PRECISION).expect("the model");
+    let ids = PROMPTS.map(|prompt| model.tokenizer().encode(prompt).expect("encoded")).concat();
+    let wanted = logits(&ctx, &path, &ids, KvFormat::Plain(DType::F16), false);
+    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+    let cosine = |(a, b): (&[f32], &[f32])| dot(a, b) / (dot(a, a) * dot(b, b)).sqrt();
+    let [plain, rotated] = [false, true].map(|rotate_cache| {
+        let got = logits(&ctx, &path, &ids, KvFormat::Q4_0, rotate_cache);
+        got.chunks(model.vocabulary()).zip(wanted.chunks(model.vocabulary())).map(cosine).sum::<f64>()
+            / ids.len() as f64
+    });
     assert!(rotated >= 0.98 && rotated > plain, "{plain} without rotation, {rotated} with it");
 }
 

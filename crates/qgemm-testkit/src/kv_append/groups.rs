@@ -150,13 +150,12 @@ fn hadamard() -> Vec<KvAppendCase> {
 
 fn in_place() -> Vec<KvAppendCase> {
     let mut cases = Vec::new();
-    let places = |i: usize| [AttentionStorage::Each, AttentionStorage::Paged(3), AttentionStorage::Lengths(2)][i];
+    let places = |i: usize| [AttentionStorage::Each, AttentionStorage::Paged(3), AttentionStorage::Lengths(2)][i % 3];
     for (i, dim) in [64, 80, 96, 128, 256, 8].into_iter().enumerate() {
         for (j, (is_rotated, turned)) in
             [(true, 0), (false, dim), (true, dim), (false, dim / 2), (true, dim / 2), (true, 6)].into_iter().enumerate()
         {
-            let places =
-                [AttentionStorage::Each, AttentionStorage::Paged(3), AttentionStorage::Lengths(2)][(i + j) % 3];
+            let places = if j == 3 { AttentionStorage::Lengths(2) } else { places(i + j) };
             let (gap, offset) = [(0, 0), (0, 0), (3, 1), (8, 0)][(i + 3 * j) % 4];
             let lengths: &[(usize, usize)] = match j {
                 3 => &[(5, 2), (1, 7)],
