@@ -11,8 +11,8 @@ use qgemm_hal::{
     Stream, WorkspaceLayout,
 };
 
+use super::launch::{THREADS, WORD, gate_bytes, has_q_offsets, kernel_id, token_bytes};
 use super::split::Split;
-use super::{THREADS, WORD, gate_bytes, has_q_offsets, kernel_id, token_bytes};
 use crate::event::WgpuStream;
 use crate::families::dispatch::{Dispatch, MAX_GROUPS, submit};
 use crate::families::operands::{Bound, Touched};

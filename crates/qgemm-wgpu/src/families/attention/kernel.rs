@@ -10,11 +10,11 @@ use qgemm_hal::{
     AttentionOperand, CheckedAttention, HalError, Kernel, KvAddressing, Operand, Operands, Paging, Stream,
 };
 
-use super::split::Split;
-use super::{
+use super::launch::{
     THREADS, WORD, Writes, caches, columns, extra_bindings, gate_bytes, has_extra, has_kv_index, has_q_offsets, rows,
     token_bytes,
 };
+use super::split::Split;
 use crate::event::WgpuStream;
 use crate::families::dispatch::{Dispatch, submit};
 use crate::families::kv_cache::kv_code;

@@ -8,20 +8,23 @@
 
 pub(crate) mod combine;
 mod kernel;
+mod launch;
 mod split;
 
 use std::sync::{Arc, LazyLock};
 
 use qgemm_hal::{
-    AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, AttentionStep, CheckedAttention, Device,
-    DeviceInfo, Families, Family, Geometry, HalError, HeadRows, KernelDType, KernelId, KvAddressing, LaunchSequence,
-    LaunchStep, Math, QueryLengths, Spec, Unsupported, WorkspaceLayout,
+    AttentionConfig, AttentionOperand, AttentionPlan, AttentionStep, CheckedAttention, Device, DeviceInfo, Families,
+    Family, Geometry, HalError, LaunchSequence, LaunchStep, Math, Unsupported, WorkspaceLayout,
 };
 
 use self::kernel::{AttentionKernel, Params, shader, shared_bytes};
+use self::launch::{
+    NAME, THREADS, WORD, Writes, caches, columns, extra_bindings, gate_bytes, has_extra, kernel_id, row_groups, rows,
+    token_bytes,
+};
 use self::split::Split;
 use super::dispatch::{MARGIN, MAX_GROUPS, too_large};
-use super::kv_cache::Cache;
 use crate::device::shared_of;
 use crate::pipeline::{Compiled, Interface};
 use crate::shader::ATTENTION_TEXTS;
@@ -74,38 +77,11 @@ pub(crate) const CODES_INTERFACE: Interface = Interface {
     params_bytes: size_of::<Params>() as u32,
 };
 
-/// Family name.
-const NAME: &str = "attention";
-/// Invocations of a workgroup, and keys of its tile.
-const THREADS: u32 = 64;
-/// Row tiles: queries of the heads that share a KV head.
-const ROWS: [u32; 3] = [1, 4, 8];
-/// Row tiles of long heads, for which workgroup memory has room.
-const LONG_ROWS: [u32; 2] = [1, 4];
-/// Head dimensions that shaders have memory for.
-const DIMS: [u32; 2] = [256, 512];
-/// Bytes of an offset, a length, a page
-/// number and a log-sum-exp.
-const WORD: usize = 4;
-
 static SOURCE_HASH: LazyLock<u64> = LazyLock::new(|| hash_of(ATTENTION_TEXTS));
 
 /// The kernel family.
 #[derive(Debug)]
 struct Attention;
-
-/// Outputs of a launch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Writes {
-    /// The results, and the log-sum-exp if requested.
-    All,
-    /// The results only.
-    Results,
-    /// The log-sum-exp only.
-    LogSumExp,
-    /// Partial results of parts of the keys.
-    Partial,
-}
 
 /// Launches of `op` before a combine.
 fn launches(op: &CheckedAttention, split: Option<Split>) -> &'static [Writes] {
@@ -124,76 +100,6 @@ fn interface(op: &CheckedAttention, writes: Writes) -> &'static Interface {
         (true, true) => &EXTRA_INTERFACE,
         (false, _) => &CODES_INTERFACE,
     }
-}
-
-/// Whether `op` has key offsets or lengths.
-fn has_kv_index(op: &CheckedAttention) -> bool {
-    !matches!(op.places, KvAddressing::Pages { lengths: false, .. })
-}
-
-/// Whether `op` has query offsets.
-fn has_q_offsets(op: &CheckedAttention) -> bool {
-    matches!(op.queries, QueryLengths::Offsets { .. })
-}
-
-/// Mask, sinks and gate, if a launch needs bindings for them. The
-/// combine applies sinks and gate to partial results.
-fn extras(op: &CheckedAttention, writes: Writes) -> [bool; 3] {
-    let finishes = writes != Writes::Partial;
-    [op.mask.is_some(), op.sinks && finishes, op.gate.is_some() && finishes]
-}
-
-/// Whether a launch has a mask, sinks or a gate.
-fn has_extra(op: &CheckedAttention, writes: Writes) -> bool {
-    extras(op, writes).contains(&true)
-}
-
-/// Bindings of mask, sinks and gate, as far as they are free: a
-/// buffer of their own, which quantized caches do not leave, or
-/// that of an index that `op` does not have.
-fn extra_bindings(op: &CheckedAttention, writes: Writes) -> [Option<u32>; 3] {
-    let free = [(8, op.kv.are_plain()), (3, !has_q_offsets(op)), (4, !has_kv_index(op)), (5, op.paging().width == 0)];
-    let mut free = free.into_iter().filter(|(_, is_free)| *is_free).map(|(binding, _)| binding);
-    extras(op, writes).map(|has| if has { free.next() } else { None })
-}
-
-/// Row tile of a workgroup.
-fn rows(op: &CheckedAttention) -> u32 {
-    let all = op.most_queries() * op.group();
-    let tiles: &[u32] = if columns(op) > DIMS[0] { &LONG_ROWS } else { &ROWS };
-    tiles.iter().copied().find(|&most| most as usize >= all).unwrap_or(tiles[tiles.len() - 1])
-}
-
-/// Head dimension of the shader.
-fn columns(op: &CheckedAttention) -> u32 {
-    if op.qk_dim.max(op.v_dim) as u32 > DIMS[0] { DIMS[1] } else { DIMS[0] }
-}
-
-fn row_groups(op: &CheckedAttention) -> usize {
-    (op.most_queries() * op.group()).div_ceil(rows(op) as usize)
-}
-
-fn kernel_id(op: &CheckedAttention, step: AttentionStep) -> KernelId {
-    let attend = AttentionSpec::attend(op.kv, [op.qk_dim as u32, op.v_dim as u32], rows(op), THREADS);
-    let spec = AttentionSpec { step, x: KernelDType::Of(op.dtype), masked: op.mask.is_some(), ..attend };
-    KernelId::new(NAME, None, Spec::Attention(spec))
-}
-
-/// Bytes of Q or D over all tokens.
-fn token_bytes(op: &CheckedAttention, rows: &HeadRows, columns: usize) -> usize {
-    let last = (op.tokens - 1) as u64 * rows.token_stride + (op.heads - 1) as u64 * rows.head_stride;
-    (last as usize + columns) * op.dtype.bytes()
-}
-
-/// Bytes of the gate; 0 without one.
-fn gate_bytes(op: &CheckedAttention) -> usize {
-    op.gate.as_ref().map_or(0, |gate| token_bytes(op, gate, op.v_dim))
-}
-
-/// K and V.
-fn caches(op: &CheckedAttention) -> [Cache; 2] {
-    let of = |format, rows, columns| Cache::new(format, op.kv_heads, op.paging(), rows, columns);
-    [of(op.kv.k, &op.k, op.qk_dim), of(op.kv.v, &op.v, op.v_dim)]
 }
 
 /// Checks that the kernels support `op`.
@@ -311,7 +217,7 @@ impl Family<CheckedAttention> for Attention {
 #[cfg(test)]
 pub(crate) fn all_shaders() -> Vec<Shader> {
     use qgemm_formats::DType;
-    use qgemm_hal::{KvFormat, KvFormats, KvRows, MaskBits};
+    use qgemm_hal::{HeadRows, KvAddressing, KvFormat, KvFormats, KvRows, MaskBits, QueryLengths};
     let rows = HeadRows { token_stride: 256, head_stride: 64, aligned: true };
     let plain = CheckedAttention {
         sequences: 2,

@@ -3,7 +3,7 @@
 
 use qgemm_hal::{CheckedAttention, DeviceInfo, WorkspaceLayout};
 
-use super::{THREADS, Writes, extra_bindings, extras, row_groups};
+use super::launch::{THREADS, Writes, extra_bindings, extras, row_groups};
 
 /// Workgroups that keep an adapter busy. Adapters do not
 /// report how many they run at once.
