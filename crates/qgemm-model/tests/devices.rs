@@ -22,6 +22,8 @@ fn tokens(ctx: &Context, recipe: &Recipe) -> Vec<u32> {
         page_size: 16,
         step_tokens: 4,
         kv_format: KvFormat::Plain(DType::F16),
+        rotate_cache: None,
+        rotate_cache: None,
     };
     let mut engine = Engine::new(&model, options).expect("memory");
     run_one(&mut engine, &[72, 105, 33], greedy(2)).ids

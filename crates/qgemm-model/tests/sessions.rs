@@ -43,6 +43,7 @@ fn a_hundred_sessions_join_leave_and_are_cancelled_without_disturbing_others() {
         page_size: 8,
         step_tokens: 24,
         kv_format: KvFormat::Plain(DType::F32),
+        rotate_cache: None,
     };
     let mut shared = Engine::new(&model, options).expect("memory");
     let pages = shared.free_pages();

@@ -77,46 +77,42 @@ impl KvAppend {
         }
     }
 
-    /// Rotation of `heads` heads of `head_dim` features
-    /// in place, without keys and cache.
+    /// Rotation of `heads` heads of `head_dim` features in place,
+    /// without keys and cache.
     ///
-    /// Heads are `[tokens, heads, head_dim]`, the queries of
-    /// [`KvAppendArgs::in_place`](crate::KvAppendArgs::in_place).
-    /// `keys` are those of the attention: they say the
-    /// positions of tokens. On attention's D, a
-    /// [Hadamard rotation](Self::hadamard), an
-    /// [inverse rotary embedding](Rotary::inverse), or both
-    /// undo what was done to values.
+    /// Heads are `[tokens, heads, head_dim]`: the queries of
+    /// [`KvAppendArgs::in_place`](crate::KvAppendArgs::in_place). `keys`
+    /// are those of the attention; they say the positions of tokens.
+    /// A [Hadamard rotation](Self::hadamard), an
+    /// [inverse rotary embedding](Rotary::inverse), or both undo on
+    /// attention's D what was done to values.
     pub fn in_place(dtype: DType, heads: usize, head_dim: usize, queries: Queries, keys: Keys) -> Self {
         Self::new(dtype, heads, 0, head_dim, queries, keys)
     }
 
-    /// Hadamard rotation of the heads [in place](Self::in_place).
-    ///
-    /// It follows the rotary embedding, or precedes an
-    /// [inverse](Rotary::inverse) one. It is its own inverse.
+    /// Hadamard rotation of the heads [in place](Self::in_place), behind
+    /// the rotary embedding, or before an [inverse](Rotary::inverse)
+    /// one. It is its own inverse.
     pub fn hadamard(self) -> Self {
         self.rotate_k()
     }
 
-    /// Hadamard rotation of queries and keys, behind the
-    /// rotary embedding. Scores do not change.
+    /// Hadamard rotation of queries and keys, behind the rotary
+    /// embedding. Scores do not change.
     ///
-    /// Heads are cut into blocks of the largest power of two
-    /// that divides their features. Each is multiplied by the
-    /// orthonormal Walsh–Hadamard matrix (Sylvester's order)
-    /// in f32, before the conversion to the cache's format.
-    /// Outliers of single features spread over a block,
-    /// so that formats of few bits lose less.
+    /// A head is cut into blocks of the largest power of two that divides
+    /// its features. Each is multiplied by the orthonormal Walsh–Hadamard
+    /// matrix (Sylvester's order), in f32, before keys are converted.
+    /// Outliers of single features spread over a block, so that
+    /// formats of few bits lose less.
     pub fn rotate_k(mut self) -> Self {
         self.rotate_k = true;
         self
     }
 
     /// Hadamard rotation of values, as of [keys](Self::rotate_k).
-    ///
-    /// Attention's D is then rotated:
-    /// [`KvAppend::in_place`] with [`KvAppend::hadamard`] undoes it.
+    /// Attention's D is then rotated: [`KvAppend::in_place`] with
+    /// [`KvAppend::hadamard`] undoes it.
     pub fn rotate_v(mut self) -> Self {
         self.rotate_v = true;
         self

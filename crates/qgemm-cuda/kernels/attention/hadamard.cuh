@@ -1,7 +1,7 @@
 // Hadamard rotation of a head that lanes share,
 // eight features a lane: butterflies of strides
 // 1, 2, 4, …, then one multiplication.
-// Every device keeps this order.
+// Every device adds in this order.
 #pragma once
 #include "atoms/float.cuh"
 #include "atoms/rounded.cuh"

@@ -2,6 +2,7 @@
 // memory, and their rotation of a lane's eight features.
 #pragma once
 #include "atoms/bits.cuh"
+#include "atoms/opaque_register.cuh"
 #include "attention/problem.cuh"
 
 // Cosine and sine of an angle in units of 2^-64 turns. Rounds to
@@ -94,30 +95,15 @@ struct Angles {
     }
 };
 
-// Rotates eight features. `NEIGHBOUR` 1: partners are
-// adjacent; 0: `other` has the partner of each.
-template <u32 NEIGHBOUR>
-QG_DEVICE void turn(float (&x)[8], const float (&other)[8], const Angles& angles) {
-    float partner[8];
-#pragma unroll
-    for (u32 i = 0; i < 8; i++) partner[i] = other[i ^ NEIGHBOUR] * angles.partner[i];
-#pragma unroll
-    for (u32 i = 0; i < 8; i++) x[i] = fma_f32(x[i], angles.own[i], partner[i]);
-}
-
-// The eight features of another lane. Warp-collective.
-QG_DEVICE void features_of_lane(const float (&x)[8], u32 lane, float (&theirs)[8]) {
-#pragma unroll
-    for (u32 i = 0; i < 8; i++) theirs[i] = bits_to_f32(shfl_idx_u32(f32_to_bits(x[i]), lane));
-}
-
 // Partners of eight features from the lanes of a head,
 // for any rotary dimension. Warp-collective.
 QG_DEVICE void partners_of(const float (&x)[8], const KvAppendPointers& at, u32 column, float (&partners)[8]) {
-    const u32 half = at.rotary_dim / 2, first_lane = thread_index() % 32 - column / 8;
+    // Opaque: the compiler would keep 64 comparisons in
+    // registers from one head to the next.
+    const u32 first = opaque_register(column), half = at.rotary_dim / 2, first_lane = thread_index() % 32 - first / 8;
 #pragma unroll
     for (u32 i = 0; i < 8; i++) {
-        const u32 feature = column + i, pair = feature < half ? feature + half : feature - half;
+        const u32 feature = first + i, pair = feature < half ? feature + half : feature - half;
         const u32 partner = at.interleaved ? feature ^ 1u : pair;
         partners[i] = 0.0f;
 #pragma unroll

@@ -1,6 +1,6 @@
 // Rotary embedding, Hadamard rotation and KV-cache append: rotates
-// queries in place, writes keys and values to the cache. A token has one or
-// several CTAs; each computes the angles once. A group of lanes
+// queries in place, writes keys and values to the cache. A token
+// has one or several CTAs; each computes the angles once. A group of lanes
 // has a head, eight features a lane, and processes several heads
 // with the same angles. With aligned operands, and rotary pairs
 // that are adjacent or whole vectors apart, a lane has all its
@@ -273,7 +273,8 @@ struct HeadRow {
     }
 };
 
-// Whether the fast path applies: all rows are
+// Whether the fast path applies: no Hadamard
+// rotation, whose sums need registers, all rows
 // aligned, head strides are below 2^30 elements,
 // and partners of eight features are in one lane.
 QG_DEVICE bool are_aligned(const KvAppendParams& p) {
@@ -281,7 +282,8 @@ QG_DEVICE bool are_aligned(const KvAppendParams& p) {
     const AttentionPointers& cache = p.attention.at;
     const bool q_aligned = shape.heads == 0 || (shape.flags & QG_FLAG_Q_ALIGNED);
     const u64 steps = cache.q_head | p.at.new_k_head | p.at.new_v_head | cache.k_head | cache.v_head;
-    return q_aligned && p.at.new_aligned && (shape.flags & QG_FLAG_KV_ALIGNED) && steps >> 30 == 0 &&
+    const bool is_plain = p.at.k_lanes == 0 && p.at.v_lanes == 0;
+    return is_plain && q_aligned && p.at.new_aligned && (shape.flags & QG_FLAG_KV_ALIGNED) && steps >> 30 == 0 &&
            p.at.rotary_dim % (p.at.interleaved ? 8 : 16) == 0;
 }
 
@@ -321,7 +323,6 @@ struct AlignedHeads {
         const AttentionPointers& at = p.attention.at;
         const LaneHeads& own = heads.own;
         const u32 half = p.at.rotary_dim / 2, lane = thread_index() % 32, first_value = shape.heads + shape.kv_heads;
-        const u32 most_lanes = most(p.at.k_lanes, p.at.v_lanes);
         const bool is_rotated = own.column < p.at.rotary_dim;
         // The partner features are in another lane of the head.
         const u32 partner_lane = lane + (own.column < half ? half / 8 : 0u - half / 8);
@@ -341,25 +342,20 @@ struct AlignedHeads {
             float x[8];
 #pragma unroll
             for (u32 j = 0; j < 8; j++) x[j] = Source::number(source, j);
-            const bool is_turned = is_rotated && !is_value;
-            if (!p.at.turns_last && p.at.interleaved) {
-                if (is_turned) turn<1>(x, x, angles);
-            } else if (!p.at.turns_last) {
+            const auto turn = [&](const Source& other, u32 neighbour) {
+                float partner[8];
+#pragma unroll
+                for (u32 j = 0; j < 8; j++) partner[j] = Source::number(other, j ^ neighbour) * angles.partner[j];
+#pragma unroll
+                for (u32 j = 0; j < 8; j++) x[j] = fma_f32(x[j], angles.own[j], partner[j]);
+            };
+            if (p.at.interleaved) {
+                if (is_rotated && !is_value) turn(source, 1);
+            } else {
                 Source other;
 #pragma unroll
                 for (u32 j = 0; j < X_WORDS; j++) other.words[j] = shfl_idx_u32(source.words[j], partner_lane);
-                float partners[8];
-#pragma unroll
-                for (u32 j = 0; j < 8; j++) partners[j] = Source::number(other, j);
-                if (is_turned) turn<0>(x, partners, angles);
-            }
-            if (most_lanes != 0) hadamard(x, is_value ? p.at.v_lanes : p.at.k_lanes, most_lanes, is_value ? p.at.v_scale : p.at.k_scale);
-            if (p.at.turns_last && p.at.interleaved) {
-                if (is_turned) turn<1>(x, x, angles);
-            } else if (p.at.turns_last) {
-                float partners[8];
-                features_of_lane(x, partner_lane, partners);
-                if (is_turned) turn<0>(x, partners, angles);
+                if (is_rotated && !is_value) turn(other, 0);
             }
             BlockScale scale = {};
             if constexpr (has_scales(QG_KV)) scale = BlockScale::of(x);
@@ -373,7 +369,8 @@ struct AlignedHeads {
     }
 };
 
-// General path: one head at a time, any alignment.
+// General path: one head at a time, any alignment,
+// Hadamard rotation.
 QG_DEVICE void append_any(const KvAppendParams& p, const Token& token, const Turns& turns, const LaneHeads& own) {
     const AttentionParams& attention = p.attention;
     const u32 all = attention.shape.heads + 2 * attention.shape.kv_heads, half = p.at.rotary_dim / 2;
