@@ -112,7 +112,7 @@ impl MergeAttentionCase {
             },
             V::Empty if row % 4 == 3 || rng.random_bool(0.5) => f32::NEG_INFINITY,
             V::Broken if rng.random_bool(0.2) => f32::NEG_INFINITY,
-            V::Broken if row % 3 == 0 && rng.random_bool(0.6) => [f32::NAN, f32::INFINITY][row / 3 % 2],
+            V::Broken if row.is_multiple_of(3) && rng.random_bool(0.6) => [f32::NAN, f32::INFINITY][row / 3 % 2],
             V::Empty | V::Broken => rng.random_range(-9.0..9.0),
         };
         (0..self.parts * rows).map(|i| of_row(i % rows)).collect()
