@@ -19,6 +19,7 @@ mod layer;
 mod numbers;
 mod options;
 mod overrides;
+mod pack_quantized;
 mod raw;
 mod recognise;
 mod scales;

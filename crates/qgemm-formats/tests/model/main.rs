@@ -7,6 +7,7 @@ mod gguf_files;
 mod grouped_layers;
 mod hostile_files;
 mod integers;
+mod pack_quantized;
 mod promised_scales;
 mod scaled_layers;
 mod settings;
