@@ -75,6 +75,15 @@ impl Packing {
         }
     }
 
+    /// The same packing of `count` codes; `None` if they do not fit.
+    fn like(self, count: usize, words: usize) -> Option<Self> {
+        let expected = match self.whole {
+            None => count.checked_mul(self.bits)?.div_ceil(32),
+            Some(whole) => count.div_ceil(whole),
+        };
+        (words == expected).then_some(Self { words, ..self })
+    }
+
     fn read(&self, word: impl Fn(usize) -> u32, index: usize) -> u32 {
         match self.whole {
             None => field(word, index, self.bits),
@@ -192,10 +201,13 @@ impl PackQuantizedLayer {
             (Some(tensor), symmetric) => {
                 tensor.expect_type(Dtype::I32)?;
                 let (words, columns) = tensor.matrix()?;
-                let packing = Packing::of(codes.bits, n, words).filter(|_| columns == groups);
+                let packing = codes.like(n, words).filter(|_| columns == groups);
                 let packing = packing.ok_or_else(|| {
                     let (bits, shape) = (codes.bits, &tensor.shape);
-                    bad(&tensor.name, format!("expected {n} × {groups} zero points of {bits} bits, got shape {shape:?}"))
+                    bad(
+                        &tensor.name,
+                        format!("expected {n} × {groups} zero points of {bits} bits, got shape {shape:?}"),
+                    )
                 })?;
                 Some(Zeros { packing, tensor, stated_symmetric: symmetric == Some(true) })
             }
@@ -236,9 +248,10 @@ fn packing(name: &str, k: usize, words: usize, settings: &GroupedSettings) -> Re
     let candidates: Vec<Packing> = BITS.into_iter().filter_map(|bits| Packing::of(bits, k, words)).collect();
     let stated = settings.bits.map(|bits| bits as usize);
     match (stated, &candidates[..]) {
-        (Some(bits), _) if !BITS.contains(&bits) => {
-            Err(unsupported(name, format!("is compressed-tensors pack-quantized int{bits}: expected 2, 3, 4 or 8 bits")))
-        }
+        (Some(bits), _) if !BITS.contains(&bits) => Err(unsupported(
+            name,
+            format!("is compressed-tensors pack-quantized int{bits}: expected 2, 3, 4 or 8 bits"),
+        )),
         (Some(bits), all) if all.iter().any(|packing| packing.bits == bits) => {
             Ok(all.iter().copied().find(|packing| packing.bits == bits).unwrap_or(all[0]))
         }
@@ -246,7 +259,10 @@ fn packing(name: &str, k: usize, words: usize, settings: &GroupedSettings) -> Re
         _ => {
             let fitting: Vec<usize> = candidates.iter().map(|packing| packing.bits).collect();
             let said = &settings.who_says_bits;
-            Err(bad(name, format!("{words} words a row of {k} codes fit {fitting:?} bits, but {said}: expected one width")))
+            Err(bad(
+                name,
+                format!("{words} words a row of {k} codes fit {fitting:?} bits, but {said}: expected one width"),
+            ))
         }
     }
 }

@@ -4,6 +4,7 @@ mod auto_round;
 mod checkpoint;
 mod expert_stacks;
 mod gguf_files;
+mod gguf_parts;
 mod grouped_layers;
 mod hostile_files;
 mod integers;

@@ -90,9 +90,8 @@ fn packed_layers_have_the_values_of_their_codes() {
             for (is_symmetric, whole) in [(true, false), (false, false), (true, true)] {
                 let layer = Layer { whole, ..Layer::new(shape, bits, groups, is_symmetric) };
                 let size = shape[1] / groups;
-                let config = layer.config(&format!(
-                    r#""strategy": "group", "group_size": {size}, "symmetric": {is_symmetric}"#
-                ));
+                let config =
+                    layer.config(&format!(r#""strategy": "group", "group_size": {size}, "symmetric": {is_symmetric}"#));
                 let what = format!("{bits} bits, {shape:?}, {groups} groups, {is_symmetric}, {whole}");
                 for config in [Some(config.as_str()), None] {
                     let weight = match (layer.checkpoint().weight(config), config) {
@@ -197,16 +196,22 @@ fn mxfp4_in_rows_of_codes_loads() {
     };
     let expected: Vec<f32> = codes.iter().enumerate().map(value).collect();
     for (writer, [of_codes, of_scales], [code_type, scale_type]) in MXFP4 {
-        let checkpoint = Checkpoint::default()
-            .add(of_codes, code_type, &[3, 32], packed.clone())
-            .add(of_scales, scale_type, &[3, 2], scales.clone());
+        let checkpoint = Checkpoint::default().add(of_codes, code_type, &[3, 32], packed.clone()).add(
+            of_scales,
+            scale_type,
+            &[3, 2],
+            scales.clone(),
+        );
         let weight = checkpoint.weight(None).unwrap_or_else(|error| panic!("{writer}: {error}"));
         assert_eq!((weight.format().name, weight.n(), weight.k()), ("mxfp4", 3, 64), "{writer}");
         assert_eq!(values(&weight), expected, "{writer}");
     }
-    let stack = Checkpoint::default()
-        .add("experts.down_proj", U8, &[3, 1, 32], packed)
-        .add("experts.down_proj_weight_scale", U8, &[3, 1, 2], scales.clone());
+    let stack = Checkpoint::default().add("experts.down_proj", U8, &[3, 1, 32], packed).add(
+        "experts.down_proj_weight_scale",
+        U8,
+        &[3, 1, 2],
+        scales.clone(),
+    );
     let expert = stack.open(None).stacked_weight("experts.down_proj", 2).expect("loads");
     assert_eq!(values(&expert), expected[128..]);
 }

@@ -67,11 +67,6 @@ const CASES: &[Case] = &[
         &[("weight", U32, &[8, 8]), ("scales", U8, &[8, 2])],
     ),
     (
-        "DeepSeek V4 FP4 experts",
-        r#"{"quant_method": "fp8", "fmt": "e4m3", "scale_fmt": "ue8m0", "weight_block_size": [128, 128]}"#,
-        &[("weight", I8, &[8, 32]), ("scale", F8_E8M0, &[8, 2])],
-    ),
-    (
         "torchao int4",
         r#"{"quant_method": "torchao", "quant_type": {"default": {"_type": "Int8DynamicActivationInt4WeightConfig"}}}"#,
         &[("_weight_qdata", I8, &[8, 64]), ("_weight_scale", BF16, &[8, 2]), ("_weight_zero_point", I8, &[8, 2])],
