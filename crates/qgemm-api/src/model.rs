@@ -17,6 +17,9 @@ use crate::error::Error;
 /// Opens a model: a GGUF or safetensors file, a shard index (`*.index.json`), or
 /// a folder with one of them.
 ///
+/// Any part of a split GGUF file (`…-00001-of-0000N.gguf`) stands for all of
+/// them, which lie in the same folder.
+///
 /// Files are memory-mapped: a tensor's bytes are read when it is loaded.
 ///
 /// A mapped file must not change. If another process truncates it, reading beyond the
@@ -139,9 +142,24 @@ pub fn model_files(path: impl AsRef<Path>) -> Result<Vec<PathBuf>, Error> {
     } else if path.to_string_lossy().ends_with(INDEX_EXTENSION) {
         shards_of_index(path)
     } else {
-        Ok(vec![path.to_owned()])
+        Ok(parts_of_gguf(path).unwrap_or_else(|| vec![path.to_owned()]))
     }
 }
+
+/// All parts of the split GGUF file that `path` is a part of, by its name.
+fn parts_of_gguf(path: &Path) -> Option<Vec<PathBuf>> {
+    let (rest, count) = path.file_name()?.to_str()?.strip_suffix(".gguf")?.rsplit_once("-of-")?;
+    let (model, number) = rest.rsplit_once('-')?;
+    let digits = |text: &str| text.parse::<u32>().ok().filter(|_| text.len() == PART_DIGITS);
+    let (number, count) = (digits(number)?, digits(count)?);
+    let all = 1..=count;
+    all.contains(&number).then(|| {
+        all.map(|part| path.with_file_name(format!("{model}-{part:0PART_DIGITS$}-of-{count:0PART_DIGITS$}.gguf"))).collect()
+    })
+}
+
+/// Digits of the number of a part.
+const PART_DIGITS: usize = 5;
 
 const INDEX_EXTENSION: &str = ".index.json";
 const SHARD_INDEX_EXTENSION: &str = ".safetensors.index.json";
@@ -159,6 +177,9 @@ fn files_of_folder(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     match candidates.each_ref().map(Vec::as_slice) {
         [[index], _, _] => shards_of_index(index),
         [[], [file], []] | [[], [], [file]] => Ok(vec![file.clone()]),
+        [[], [], [first, ..]] if parts_of_gguf(first).is_some_and(|parts| parts == candidates[2]) => {
+            Ok(candidates[2].clone())
+        }
         [indices, safetensors, gguf] => {
             let counts =
                 format!("{} indices, {} safetensors and {} GGUF files", indices.len(), safetensors.len(), gguf.len());

@@ -1,8 +1,9 @@
-//! FP4 layers: MXFP4 as in gpt-oss checkpoints, NVFP4 of
-//! ModelOpt and compressed-tensors.
+//! FP4 layers: MXFP4 of gpt-oss, Quark, ModelOpt, compressed-tensors and
+//! DeepSeek V4; NVFP4 of ModelOpt and compressed-tensors.
 //!
 //! ```text
 //! MXFP4  X_blocks […, N, K/32, 16] U8, X_scales […, N, K/32] U8        value = 2^(scale − 127) · fp4
+//!        codes […, N, K/2] U8, I8 or F4, scales […, N, K/32] U8 or F8_E8M0
 //! NVFP4  weight [N, K/2] U8, weight_scale [N, K/16] F8_E4M3, weight_scale_2 F32    value = scale_2 · scale · fp4
 //!        weight_packed, weight_scale, weight_global_scale F32          value = scale / global scale · fp4
 //! ```
@@ -15,7 +16,7 @@ use safetensors::tensor::Dtype;
 
 use super::layer::{Layer, matrix_of, stack_size, stack_slice};
 use super::raw::{RawTensor, bad};
-use super::scales::row_scales;
+use super::scales::{is_e8m0, row_scales};
 use crate::desc::Format;
 use crate::error::FormatError;
 use crate::formats::{mxfp4::MXFP4, nvfp4::NVFP4};
@@ -41,7 +42,9 @@ impl Mxfp4Layer {
     /// [`FormatError::BadFile`] when types or shapes differ from the module's description.
     pub fn new(blocks: RawTensor, scales: RawTensor) -> Result<Self, FormatError> {
         blocks.expect_type(Dtype::U8)?;
-        scales.expect_type(Dtype::U8)?;
+        if !is_e8m0(&scales) {
+            return Err(bad(&scales.name, format!("expected type U8 or F8_E8M0, got {:?}", scales.dtype)));
+        }
         let Some((&MX_CODES, outer)) = blocks.shape.split_last().filter(|(_, outer)| outer.len() >= 2) else {
             return Err(bad(&blocks.name, format!("expected shape [.., N, K/32, 16], got {:?}", blocks.shape)));
         };
@@ -55,6 +58,24 @@ impl Mxfp4Layer {
             *k *= 2 * MX_CODES;
         }
         Ok(Self { shape, blocks: blocks.bytes, scales: scales.bytes })
+    }
+
+    /// Layer of rows of codes, `[…, N, K/2]` bytes. Tensors of type F4 count
+    /// codes: `[…, N, K]`.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn of_rows(codes: RawTensor, scales: RawTensor) -> Result<Self, FormatError> {
+        let of_block = if codes.dtype == Dtype::F4 { 2 * MX_CODES } else { MX_CODES };
+        let mut shape = codes.shape.clone();
+        match shape.pop() {
+            Some(row) if row.is_multiple_of(of_block) && !shape.is_empty() => shape.extend([row / of_block, MX_CODES]),
+            _ => {
+                let what = format!("expected rows of whole blocks of 32 codes, got shape {:?}", codes.shape);
+                return Err(bad(&codes.name, what));
+            }
+        }
+        Self::new(RawTensor { shape, dtype: Dtype::U8, ..codes }, scales)
     }
 }
 

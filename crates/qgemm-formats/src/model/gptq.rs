@@ -174,7 +174,7 @@ impl Layer for GptqLayer {
 
 /// Field `index` of a stream of `bits`-bit fields in
 /// 32-bit words, low bits first.
-fn field(word: impl Fn(usize) -> u32, index: usize, bits: usize) -> u32 {
+pub(super) fn field(word: impl Fn(usize) -> u32, index: usize, bits: usize) -> u32 {
     let (at, shift) = (index * bits / 32, index * bits % 32);
     let mut window = u64::from(word(at));
     if shift + bits > 32 {

@@ -11,6 +11,7 @@ mod eight_bit;
 mod experts;
 mod four_bit;
 pub mod gguf;
+mod gguf_nvfp4;
 mod gptq;
 mod grouped;
 mod groups;
@@ -19,6 +20,7 @@ mod layer;
 mod numbers;
 mod options;
 mod overrides;
+mod pack_quantized;
 mod raw;
 mod recognise;
 mod scales;
@@ -133,11 +135,11 @@ impl Model {
         Self::from_shards(&[bytes], config, options)
     }
 
-    /// Opens a checkpoint of several safetensors files.
+    /// Opens a checkpoint of several safetensors files, or all parts of a split GGUF file.
     ///
     /// # Errors
-    /// As [`Model::from_bytes`]. Also when two shards have the same tensor, or one
-    /// of several files is GGUF.
+    /// As [`Model::from_bytes`]. Also when two shards have the same tensor, or files
+    /// are not the parts of one model.
     pub fn from_shards(
         shards: &[SharedBytes],
         config: Option<&str>,
@@ -164,15 +166,14 @@ impl Model {
     ) -> Result<Self, FormatError> {
         let _span = tracing::info_span!("open_model", shards = shards.len()).entered();
         let mut model = match shards {
-            [file] if file.contents.starts_with(gguf::MAGIC) => {
-                let read = gguf::GgufFile::read(&file.contents).and_then(Self::from_gguf);
-                read.map_err(|error| error.in_file(&file.name))?
+            [first, ..] if shards.iter().all(|shard| shard.contents.starts_with(gguf::MAGIC)) => {
+                gguf::split::read(shards).and_then(|file| Self::from_gguf(file).map_err(|e| e.in_file(&first.name)))?
             }
             _ => {
                 if let Some(other) = shards.iter().find(|shard| shard.contents.get(8) != Some(&b'{')) {
                     return Err(FormatError::BadFile {
                         file: other.name.clone(),
-                        what: "is not safetensors (which has a JSON header at byte 8), nor a single GGUF file".into(),
+                        what: "is not safetensors (which has a JSON header at byte 8), nor are all files GGUF".into(),
                     });
                 }
                 Self::from_safetensors(raw::read(shards)?, &Settings::parse(settings)?, &options)?
@@ -357,10 +358,19 @@ impl Model {
         }
     }
 
-    fn from_gguf(file: gguf::GgufFile) -> Result<Self, FormatError> {
+    fn from_gguf(mut file: gguf::GgufFile) -> Result<Self, FormatError> {
         let mut model = Self { metadata: file.metadata, ..Self::empty() };
+        let mut scales = gguf_nvfp4::take_scales(&mut file.tensors);
         for tensor in file.tensors {
             let type_name = tensor.type_name();
+            if tensor.ggml_type == gguf_nvfp4::GGML_TYPE {
+                let (name, size, scale) = (tensor.name.clone(), tensor.bytes.len(), scales.remove(&tensor.name));
+                match gguf_nvfp4::GgufNvfp4Layer::new(tensor, scale) {
+                    Ok(layer) => model.push(name, layer.shape(), size, &type_name, Source::Layer(Arc::new(layer)))?,
+                    Err(error) => model.push(name, Vec::new(), size, &type_name, Source::Broken(error))?,
+                }
+                continue;
+            }
             let gguf::GgufTensor { name, shape, format, bytes, .. } = tensor;
             let source = match format.map(|format| (format, format.encoding)) {
                 None => other(&type_name, &shape, &bytes),

@@ -11,6 +11,7 @@ use super::four_bit::{Mxfp4Layer, Nvfp4Layer};
 use super::grouped::take_grouped;
 use super::layer::Layer;
 use super::options::ModelOptions;
+use super::pack_quantized::take_pack_quantized;
 use super::raw::{RawTensor, RawTensors, bad, unsupported};
 use super::settings::Settings;
 use super::stack::StackLayer;
@@ -71,9 +72,11 @@ const STACK_PARTS: [&str; 6] = ["_blocks", "_scales", "_scale", "_scale_inv", "_
 pub(super) fn take_layers(tensors: &mut RawTensors, settings: &Settings, options: &ModelOptions) -> Vec<Found> {
     let stated = Stated::of(settings);
     let names: Vec<String> = tensors.keys().cloned().collect();
-    let mut found = take_unserved(tensors, &stated);
+    let mut found: Vec<Found> = names.iter().filter_map(|name| take_mxfp4_rows(tensors, name)).collect();
+    found.extend(take_unserved(tensors, &stated));
     found.extend(names.iter().filter_map(|name| {
         take_grouped(tensors, name, settings, options)
+            .or_else(|| take_pack_quantized(tensors, name, &stated))
             .or_else(|| take_mxfp4(tensors, name))
             .or_else(|| take_nvfp4(tensors, name))
             .or_else(|| take_packed_nvfp4(tensors, name))
@@ -181,6 +184,31 @@ fn take_mxfp4(tensors: &mut RawTensors, name: &str) -> Option<Found> {
     }
     let (blocks, [scales]) = take(tensors, name, [&format!("{base}_scales")])?;
     Some((base.to_owned(), erase(Mxfp4Layer::new(blocks, scales))))
+}
+
+/// Takes MXFP4 in rows of codes: two a byte, with sixteen bytes a scale.
+fn take_mxfp4_rows(tensors: &mut RawTensors, name: &str) -> Option<Found> {
+    let codes = tensors.get(name)?;
+    let module = name.strip_suffix(".weight");
+    let scales = match (codes.dtype, name.strip_suffix("_packed"), module) {
+        // compressed-tensors.
+        (Dtype::U8, Some(weight), _) => vec![format!("{weight}_scale")],
+        // Quark and ModelOpt, also stacks of experts.
+        (Dtype::U8, None, _) => vec![format!("{name}_scale"), format!("{name}_weight_scale")],
+        // DeepSeek V4.
+        (Dtype::I8 | Dtype::F4, None, Some(module)) => vec![format!("{module}.scale")],
+        _ => return None,
+    };
+    let has_blocks = |scales: &RawTensor| {
+        let of_block = if codes.dtype == Dtype::F4 { 32 } else { 16 };
+        let scale_types = if codes.dtype == Dtype::U8 { &[Dtype::U8, Dtype::F8_E8M0][..] } else { &[Dtype::F8_E8M0] };
+        let blocks = scales.shape.last().and_then(|blocks| blocks.checked_mul(of_block));
+        scale_types.contains(&scales.dtype) && blocks.is_some() && blocks == codes.shape.last().copied()
+    };
+    let scales = scales.into_iter().find(|scales| tensors.get(scales).is_some_and(has_blocks))?;
+    let (codes, [scales]) = take(tensors, name, [&scales])?;
+    let layer = name.strip_suffix("_packed").unwrap_or(name);
+    Some((layer.to_owned(), erase(Mxfp4Layer::of_rows(codes, scales))))
 }
 
 fn take_nvfp4(tensors: &mut RawTensors, name: &str) -> Option<Found> {

@@ -15,14 +15,24 @@ use crate::weight::HostWeight;
 /// Normal f16 numbers lose less.
 const NOTABLE_LOSS: f32 = 1.0 / 1024.0;
 
-/// Reader of group scales `[groups, n]` by (group, row), as f16.
-///
-/// F16 is exact, as is BF16 within f16's normal range. F32 rounds to nearest even, with
-/// a warning on a notable change. Overflow becomes infinity, which [`check`] refuses.
+/// Reader of group scales `[groups, n]` by (group, row), as f16 by
+/// [`scales_in_f16`].
 pub(super) fn group_scales(
     scales: &RawTensor,
     n: usize,
 ) -> Result<impl Fn(usize, usize) -> f16 + Sync + '_, FormatError> {
+    scales_in_f16(scales, move |group, row| group * n + row)
+}
+
+/// Reader of group scales by (group, row), as f16. `index` is the place of
+/// a scale in the tensor.
+///
+/// F16 is exact, as is BF16 within f16's normal range. F32 rounds to nearest even, with
+/// a warning on a notable change. Overflow becomes infinity, which [`check`] refuses.
+pub(super) fn scales_in_f16<'a>(
+    scales: &'a RawTensor,
+    index: impl Fn(usize, usize) -> usize + Sync + 'a,
+) -> Result<impl Fn(usize, usize) -> f16 + Sync + 'a, FormatError> {
     let dtype = scales.scale_type()?;
     if dtype != DType::F16 {
         let loss = |index: usize| {
@@ -34,7 +44,7 @@ pub(super) fn group_scales(
             tracing::warn!(tensor = %scales.name, "scales lose up to {worst:e} of their value by rounding to f16");
         }
     }
-    Ok(move |group: usize, row: usize| f16::from_f32(dtype.read(&scales.bytes, group * n + row)))
+    Ok(move |group: usize, row: usize| f16::from_f32(dtype.read(&scales.bytes, index(group, row))))
 }
 
 /// Scales of any element type, read as f32.

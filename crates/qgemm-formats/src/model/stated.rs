@@ -20,12 +20,17 @@ pub(super) struct Stated<'a> {
 }
 
 /// Group of compressed-tensors settings.
-struct Group {
-    name: String,
+pub(super) struct Group {
+    /// Name, for errors.
+    pub name: String,
     /// Modules of the group.
     targets: Vec<Pattern>,
     /// Bits per weight.
-    bits: Option<u64>,
+    pub bits: Option<u64>,
+    /// Input features per scale. −1 means all: one scale a row, or one in all.
+    pub group_size: Option<i64>,
+    /// Whether there are no zero points.
+    pub symmetric: Option<bool>,
     /// Whether weights are floating-point.
     is_float: bool,
 }
@@ -96,10 +101,10 @@ impl<'a> Stated<'a> {
         self.settings.sources().map(|source| source.get(name)).find(|value| !value.is_null()).unwrap_or(&Json::Null)
     }
 
-    /// Bits per weight of `module`, by its compressed-tensors group.
-    pub fn group_bits(&self, module: &str) -> Option<u64> {
+    /// The compressed-tensors group of `module`.
+    pub fn group_of(&self, module: &str) -> Option<&Group> {
         let of_module = self.groups.iter().find(|group| is_one_of(&group.targets, module));
-        of_module.or(self.groups.first().filter(|_| self.groups.len() == 1))?.bits
+        of_module.or(self.groups.first().filter(|_| self.groups.len() == 1))
     }
 }
 
@@ -113,6 +118,11 @@ fn groups(source: &Json) -> Vec<Group> {
         name: format!("`{name}` of `config_groups`"),
         targets: patterns(group.get("targets")).collect(),
         bits: group.get("weights").get("num_bits").integer().and_then(|bits| u64::try_from(bits).ok()),
+        group_size: match group.get("weights").get("strategy").word().as_deref() {
+            Some("channel" | "tensor") => Some(-1),
+            _ => group.get("weights").get("group_size").integer(),
+        },
+        symmetric: group.get("weights").get("symmetric").boolean(),
         is_float: group.get("weights").get("type").word().as_deref() == Some("float"),
     };
     source.get("config_groups").entries().iter().map(group).collect()

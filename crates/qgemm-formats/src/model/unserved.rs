@@ -73,7 +73,6 @@ const ANY_METHOD: &str = "*";
 /// Known unsupported formats. The first match counts, so signatures with
 /// more tensors come first.
 static UNSERVED: &[Signature] = &[
-    named((".weight_packed", WORDS), &[(".weight_scale", NUMBERS)], pack_quantized),
     known((".weight_packed", BYTES), &[(".weight_scale", POWERS)], "compressed-tensors MXFP4 (mxfp4-pack-quantized)"),
     known((".weight_packed", &[]), &[(".scale_packed", &[]), (".meta", &[])], "compressed-tensors marlin-24"),
     known((".compressed", &[]), &[(".bitmask", BYTES)], "compressed-tensors sparse-bitmask"),
@@ -197,19 +196,6 @@ impl Signature {
             lacks => FormatError::missing(layer, &format, lacks.iter().map(|part| format!("{}{part}", module.name))),
         }
     }
-}
-
-fn pack_quantized(module: &Module<'_>) -> String {
-    let bits = module.stated.group_bits(module.name).or_else(|| packed_bits(module));
-    format!("compressed-tensors pack-quantized int{}", bits.map(|bits| bits.to_string()).unwrap_or_default())
-}
-
-/// Code width: from `weight_shape` and the words of a row.
-fn packed_bits(module: &Module<'_>) -> Option<u64> {
-    let shape = module.tensors.get(&format!("{}.weight_shape", module.name))?;
-    let k = u64::from_le_bytes(shape.bytes.get(8..16)?.try_into().ok()?);
-    let words = *module.codes.shape.last()? as u64;
-    (2..=8u64).rev().find(|bits| k.checked_div(32 / bits).is_some_and(|_| k.div_ceil(32 / bits) == words))
 }
 
 fn bitsandbytes_4bit(module: &Module<'_>) -> String {

@@ -9,36 +9,11 @@ use safetensors::tensor::Dtype::{self, BF16, F8_E4M3, F8_E8M0, F16, F32, I8, I16
 /// Format name, settings below `quantization_config`, and the tensors of a layer.
 type Case = (&'static str, &'static str, &'static [(&'static str, Dtype, &'static [usize])]);
 
-const PACKED: &[(&str, Dtype, &[usize])] = &[
-    ("weight_packed", I32, &[8, 8]),
-    ("weight_scale", BF16, &[8, 1]),
-    ("weight_shape", I64, &[2]),
-    ("weight_zero_point", I32, &[1, 1]),
-];
-
 const CASES: &[Case] = &[
-    (
-        "compressed-tensors pack-quantized int4",
-        r#"{"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"group_0":
-            {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int"}}}}"#,
-        PACKED,
-    ),
-    (
-        "compressed-tensors pack-quantized int8",
-        r#"{"quant_method": "compressed-tensors", "config_groups": {
-            "group_0": {"targets": ["re:.*other.*"], "weights": {"num_bits": 4, "type": "int"}},
-            "group_1": {"targets": ["layer"], "weights": {"num_bits": 8, "type": "int"}}}}"#,
-        PACKED,
-    ),
     (
         "int8 with a scale for each group of columns (compressed-tensors int-quantized)",
         r#"{"quant_method": "compressed-tensors", "format": "int-quantized"}"#,
         &[("weight", I8, &[8, 64]), ("weight_scale", F32, &[8, 2])],
-    ),
-    (
-        "compressed-tensors MXFP4 (mxfp4-pack-quantized)",
-        r#"{"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized"}"#,
-        &[("weight_packed", U8, &[8, 32]), ("weight_scale", U8, &[8, 2])],
     ),
     (
         "compressed-tensors marlin-24",
@@ -46,21 +21,10 @@ const CASES: &[Case] = &[
         &[("weight_packed", I32, &[2, 16]), ("scale_packed", F16, &[1, 8]), ("meta", I16, &[2, 8])],
     ),
     (
-        "Quark MXFP4",
-        r#"{"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp4"}}}"#,
-        &[("weight", U8, &[8, 32]), ("weight_scale", U8, &[8, 2])],
-    ),
-    (
         "Quark MXFP6_e2m3",
         r#"{"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp6_e2m3"}}}"#,
         &[("weight", U8, &[8, 48]), ("weight_scale", U8, &[8, 2])],
     ),
-    (
-        "ModelOpt MXFP4",
-        r#"{"quant_method": "modelopt", "quant_algo": "MXFP4"}"#,
-        &[("weight", U8, &[8, 32]), ("weight_scale", U8, &[8, 2])],
-    ),
-    ("MXFP4 in bytes", "{}", &[("weight", U8, &[8, 32]), ("weight_scale", F8_E8M0, &[8, 2])]),
     (
         "bitsandbytes NF4",
         r#"{"quant_method": "bitsandbytes", "load_in_4bit": true}"#,
@@ -101,11 +65,6 @@ const CASES: &[Case] = &[
         "MLX MXFP4",
         r#"{"group_size": 32, "bits": 4, "mode": "mxfp4"}"#,
         &[("weight", U32, &[8, 8]), ("scales", U8, &[8, 2])],
-    ),
-    (
-        "DeepSeek V4 FP4 experts",
-        r#"{"quant_method": "fp8", "fmt": "e4m3", "scale_fmt": "ue8m0", "weight_block_size": [128, 128]}"#,
-        &[("weight", I8, &[8, 32]), ("scale", F8_E8M0, &[8, 2])],
     ),
     (
         "torchao int4",
@@ -228,31 +187,6 @@ fn mlx_states_its_settings_below_a_name_of_its_own() {
     let config = r#"{"model_type": "qwen3", "quantization": {"group_size": 64, "bits": 3}}"#;
     let error = checkpoint(&tensors, "layer").open(Some(config)).weight("layer").expect_err("MLX");
     assert!(error.to_string().contains("MLX 3 bit"), "{error}");
-}
-
-#[test]
-fn the_width_of_packed_codes_is_known_without_settings() {
-    for (bits, words) in [(4u32, 8usize), (8, 16), (2, 4)] {
-        let shape: Vec<u8> = [8i64, 64].iter().flat_map(|d| d.to_le_bytes()).collect();
-        let error = Checkpoint::default()
-            .add("layer.weight_packed", I32, &[8, words], vec![0; 32 * words])
-            .add("layer.weight_scale", BF16, &[8, 1], vec![0; 16])
-            .add("layer.weight_shape", I64, &[2], shape)
-            .weight(None)
-            .expect_err("not served");
-        assert!(error.to_string().contains(&format!("pack-quantized int{bits},")), "{error}");
-    }
-}
-
-#[test]
-fn fused_experts_that_are_not_served_are_named_too() {
-    let error = Checkpoint::default()
-        .add("experts.down_proj", U8, &[2, 8, 32], vec![1; 512])
-        .add("experts.down_proj_weight_scale", U8, &[2, 8, 2], vec![1; 32])
-        .open(Some(r#"{"quantization_config": {"quant_method": "quark"}}"#))
-        .experts("experts.down_proj")
-        .expect_err("not served");
-    assert!(error.to_string().contains("Quark MXFP4"), "{error}");
 }
 
 #[test]

@@ -14,6 +14,7 @@
 //! because programs look them up.
 
 mod reader;
+pub(super) mod split;
 mod value;
 mod writer;
 

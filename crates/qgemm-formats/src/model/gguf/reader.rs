@@ -64,6 +64,19 @@ impl GgufFile {
     /// the file, overlap or are misaligned; duplicate names; dimensions that overflow or
     /// do not fill whole blocks.
     pub fn read(bytes: &SharedBytes) -> Result<Self, FormatError> {
+        let file = Self::read_part(bytes)?;
+        match file.value("split.count").and_then(GgufValue::as_u64) {
+            Some(count) if count > 1 => {
+                let number = file.value("split.no").and_then(GgufValue::as_u64);
+                let part = number.map_or("one".to_owned(), |number| format!("number {}", number.saturating_add(1)));
+                Err(unsupported(format!("is {part} of {count} parts: open all of them together")))
+            }
+            _ => Ok(file),
+        }
+    }
+
+    /// [`Self::read`] of a file that may be a part of a split model.
+    pub(super) fn read_part(bytes: &SharedBytes) -> Result<Self, FormatError> {
         let mut cursor = Cursor { bytes, at: 0 };
         if cursor.take(4, "magic")? != MAGIC {
             return Err(bad("does not begin with `GGUF`"));
@@ -74,7 +87,6 @@ impl GgufFile {
         let pair_count = cursor.count("metadata count", MIN_PAIR)?;
         let metadata = read_metadata(&mut cursor, pair_count)?;
         let value_of = |key: &str| metadata.iter().find(|(k, _)| k == key).map(|(_, value)| value);
-        refuse_split(value_of("split.count"), value_of("split.no"))?;
         let alignment = alignment(value_of(ALIGNMENT_KEY))?;
         let descriptions = read_descriptions(&mut cursor, tensor_count)?;
         let data_start = match cursor.at.checked_next_multiple_of(alignment) {
@@ -94,11 +106,11 @@ impl GgufFile {
     }
 }
 
-fn bad(what: impl Into<String>) -> FormatError {
+pub(super) fn bad(what: impl Into<String>) -> FormatError {
     FormatError::BadFile { file: "GGUF file".into(), what: printable(&what.into()) }
 }
 
-fn unsupported(what: impl Into<String>) -> FormatError {
+pub(super) fn unsupported(what: impl Into<String>) -> FormatError {
     FormatError::UnsupportedFile { file: "GGUF file".into(), what: printable(&what.into()) }
 }
 
@@ -108,18 +120,6 @@ fn check_version(version: u32) -> Result<(), FormatError> {
         1 => Err(unsupported("version 1 is not supported: convert the model to version 2 or 3")),
         v if matches!(v.swap_bytes(), 1..=3) => Err(unsupported("is big-endian: convert it to little-endian")),
         v => Err(unsupported(format!("version {v} is not known: expected 2 or 3"))),
-    }
-}
-
-fn refuse_split(count: Option<&GgufValue>, number: Option<&GgufValue>) -> Result<(), FormatError> {
-    match count.and_then(GgufValue::as_u64) {
-        Some(count) if count > 1 => {
-            let part = number.and_then(GgufValue::as_u64).map_or("one".to_owned(), |n| format!("number {}", n + 1));
-            Err(unsupported(format!(
-                "is {part} of {count} parts: merge them first (`llama-gguf-split --merge FIRST OUT`)"
-            )))
-        }
-        _ => Ok(()),
     }
 }
 
