@@ -154,7 +154,8 @@ fn parts_of_gguf(path: &Path) -> Option<Vec<PathBuf>> {
     let (number, count) = (digits(number)?, digits(count)?);
     let all = 1..=count;
     all.contains(&number).then(|| {
-        all.map(|part| path.with_file_name(format!("{model}-{part:0PART_DIGITS$}-of-{count:0PART_DIGITS$}.gguf"))).collect()
+        all.map(|part| path.with_file_name(format!("{model}-{part:0PART_DIGITS$}-of-{count:0PART_DIGITS$}.gguf")))
+            .collect()
     })
 }
 

@@ -121,6 +121,39 @@ fn shards_make_one_model() {
     }
 }
 
+/// Writes part `number` of two of a split GGUF file, with a tensor of its own.
+fn write_part(path: &Path, number: u32) {
+    let (weight, _) = quantize(&values(), N, K, "q8_0".parse().expect("a format")).expect("K suits");
+    let mut header = GgufHeader::new();
+    for (key, value) in [("split.no", number), ("split.count", 2), ("split.tensors.count", 2)] {
+        header.metadata(key, value.into()).expect("a new key");
+    }
+    header.tensor(&format!("blk.{number}.ffn_up.weight"), &[N, K], weight.format()).expect("it fits");
+    let mut writer = header.write(fs::File::create(path).expect("writable")).expect("writable");
+    writer.tensor(weight.blocks()).expect("the right size");
+    writer.finish().expect("complete");
+}
+
+#[test]
+fn any_part_of_a_split_gguf_file_stands_for_all() {
+    let folder = tempfile::tempdir().expect("a writable folder");
+    let part = |number: u32| folder.path().join(format!("model-q8-{number:05}-of-00002.gguf"));
+    write_part(&part(1), 0);
+    let missing = open_model(part(1)).expect_err("a part is missing");
+    assert!(chain(&missing).concat().contains("model-q8-00002-of-00002.gguf"), "{missing}");
+    write_part(&part(2), 1);
+    for path in [part(1), part(2), folder.path().to_owned()] {
+        let model = open_model(&path).expect("a model");
+        assert!((0..2).all(|i| model.weight(&format!("blk.{i}.ffn_up")).is_ok()), "{}", path.display());
+    }
+    let ctx = Context::open("cpu").expect("always there");
+    let weight = open_model(part(2)).and_then(|model| ctx.load(&model.weight("blk.0.ffn_up")?)).expect("loads");
+    assert_eq!((weight.n(), weight.k()), (N, K));
+    // Another model beside them makes the folder ambiguous.
+    write_gguf(&folder.path().join("other.gguf"), "q8_0");
+    open_model(folder.path()).expect_err("two models");
+}
+
 #[test]
 fn a_shard_opened_alone_knows_of_the_others() {
     let folder = tempfile::tempdir().expect("writable");
