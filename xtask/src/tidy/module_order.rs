@@ -51,8 +51,6 @@ const CLOSING: &[(&str, &str, &str)] = &[
     ("crates/qgemm-formats/src", "x_format", "activation"),
     ("crates/qgemm-formats/src/model", "grouped", "awq"),
     ("crates/qgemm-formats/src/model", "grouped", "gptq"),
-    ("crates/qgemm-formats/src/model", "grouped", "recognise"),
-    ("crates/qgemm-formats/src/model", "unserved", "recognise"),
     ("crates/qgemm-hal/src", "device", "family"),
     ("crates/qgemm-hal/src", "error", ANY),
     ("crates/qgemm-hal/src", "kernel_id", "op"),

@@ -1,9 +1,12 @@
-//! NVFP4 of GGUF files (type 40), with the f32 scales of its matrices.
+//! NVFP4 of GGUF files (type 40), with the
+//! f32 scales of its matrices.
 //!
 //! ```text
-//! block = 4 scales in E4M3 without sign | 4 × 8 bytes of codes: value j low, value j + 8 high
-//! value = tensor scale · scale · fp4, with 16 values a scale
-//! X.weight [.., N, K], X.scale f32, one or one a matrix; X.input_scale is of quantized activations
+//! block = 4 scales (E4M3 without sign) | 4 × 8 bytes of codes
+//! byte j of 16 values = value j (low), value j + 8 (high)
+//! value = tensor scale · scale · fp4
+//! X.weight [.., N, K], X.scale f32: one, or one a matrix
+//! X.input_scale: of quantized activations
 //! ```
 
 use std::collections::{HashMap, HashSet};
@@ -44,7 +47,9 @@ impl GgufNvfp4Layer {
     /// Checks the shapes. `scale` is the tensor `X.scale`.
     ///
     /// # Errors
-    /// [`FormatError::KNotMultiple`], and [`FormatError::BadFile`] when shapes, sizes or types do not match.
+    /// [`FormatError::KNotMultiple`], and
+    /// [`FormatError::BadFile`] when shapes, sizes or
+    /// types do not match.
     pub fn new(weight: GgufTensor, scale: Option<GgufTensor>) -> Result<Self, FormatError> {
         let GgufTensor { name, shape, bytes, .. } = weight;
         if shape.len() < 2 {
@@ -66,8 +71,10 @@ impl GgufNvfp4Layer {
     }
 }
 
-/// Takes the scales of NVFP4 layers, by the name of the weight. Scales of activations
-/// are dropped: X is quantized by scales of its own.
+/// Takes the scales of NVFP4 layers, by the weight's name.
+///
+/// Scales of activations are dropped: X is quantized
+/// by scales of its own.
 pub(super) fn take_scales(tensors: &mut Vec<GgufTensor>) -> HashMap<String, GgufTensor> {
     let is_nvfp4 = |tensor: &&GgufTensor| tensor.ggml_type == GGML_TYPE;
     let weights: HashSet<String> = tensors.iter().filter(is_nvfp4).map(|tensor| tensor.name.clone()).collect();

@@ -9,10 +9,9 @@ use std::sync::Arc;
 
 use super::awq::AwqLayer;
 use super::gptq::GptqLayer;
-use super::layer::Layer;
+use super::layer::{Found, Layer, erase};
 use super::options::{GptqZeros, ModelOptions};
 use super::raw::{RawTensor, RawTensors, bad, unsupported};
-use super::recognise::{Found, erase};
 use super::settings::{LayerSettings, Settings};
 use crate::error::FormatError;
 

@@ -2,6 +2,7 @@
 //! that are canonical blocks already.
 
 use std::fmt;
+use std::sync::Arc;
 
 use crate::desc::Format;
 use crate::error::FormatError;
@@ -41,6 +42,14 @@ pub(super) trait Layer: fmt::Debug + Send + Sync {
         }
         Ok(blocks.into())
     }
+}
+
+/// Layer or its error, under the name that users see (`….weight`).
+pub(super) type Found = (String, Result<Arc<dyn Layer>, FormatError>);
+
+/// A layer as a trait object.
+pub(super) fn erase<L: Layer + 'static>(layer: Result<L, FormatError>) -> Result<Arc<dyn Layer>, FormatError> {
+    layer.map(|layer| Arc::new(layer) as Arc<dyn Layer>)
 }
 
 /// Canonical rows of blocks, as in GGUF files and plain tensors.

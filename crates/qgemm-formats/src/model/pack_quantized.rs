@@ -8,8 +8,9 @@
 //! weight_g_idx      [K] i32                group of every input feature, with act-order
 //! ```
 //!
-//! 3-bit codes straddle words; older files have ten whole codes a word. Stacks of
-//! experts have all of it once more in front: `[E, N, words]`.
+//! 3-bit codes straddle words; older files have ten
+//! whole codes a word. Stacks of experts have another
+//! dimension in front: `[E, N, words]`.
 
 use std::ops::Range;
 
@@ -18,9 +19,8 @@ use safetensors::tensor::Dtype;
 use super::gptq::field;
 use super::grouped::{GroupedSettings, consecutive_groups};
 use super::groups::{GroupContents, GroupPlan};
-use super::layer::Layer;
+use super::layer::{Found, Layer, erase};
 use super::raw::{RawTensor, RawTensors, bad, unsupported, word};
-use super::recognise::{Found, erase};
 use super::scales::scales_in_f16;
 use super::stack::StackLayer;
 use super::stated::Stated;

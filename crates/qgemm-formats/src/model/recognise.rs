@@ -9,39 +9,16 @@ use safetensors::tensor::Dtype;
 use super::eight_bit::{EightBitLayer, EightBitSettings};
 use super::four_bit::{Mxfp4Layer, Nvfp4Layer};
 use super::grouped::take_grouped;
-use super::layer::Layer;
+use super::layer::{Found, Layer, erase};
 use super::options::ModelOptions;
 use super::pack_quantized::take_pack_quantized;
 use super::raw::{RawTensor, RawTensors, bad, unsupported};
 use super::settings::Settings;
 use super::stack::StackLayer;
 use super::stated::Stated;
-use super::unserved::{take_incomplete, take_unserved};
+use super::unserved::{BESIDE_WEIGHT, take_incomplete, take_unserved};
 use crate::error::FormatError;
 
-/// Layer or its error, under the name that users see (`….weight`).
-pub(super) type Found = (String, Result<Arc<dyn Layer>, FormatError>);
-
-/// Tensors beside a weight that do not change it: biases, and
-/// calibrated scales of activations and caches.
-pub(super) const BESIDE_WEIGHT: [&str; 16] = [
-    "bias",
-    "e_score_correction_bias",
-    "input_scale",
-    "input_scale_ub",
-    "input_zero_point",
-    "input_global_scale",
-    "input_amax",
-    "activation_scale",
-    "output_scale",
-    "output_zero_point",
-    "output_amax",
-    "q_scale",
-    "k_scale",
-    "v_scale",
-    "kv_scale",
-    "prob_output_scale",
-];
 /// Words in names of quantization tensors, for layers that are a tensor
 /// of their module and not the module.
 const QUANTIZATION_WORDS: [&str; 7] = ["scale", "zero", "blocks", "packed", "g_idx", "shape", "codebook"];
@@ -157,10 +134,6 @@ pub(super) fn owner(name: &str, layers: &HashMap<String, usize>) -> Option<usize
     };
     let splits = name.match_indices('_').map(|(at, _)| (&name[..at], &name[at + 1..]));
     splits.filter(|(_, rest)| is_part(rest)).find_map(|(layer, _)| position(layer))
-}
-
-pub(super) fn erase<L: Layer + 'static>(layer: Result<L, FormatError>) -> Result<Arc<dyn Layer>, FormatError> {
-    layer.map(|layer| Arc::new(layer) as Arc<dyn Layer>)
 }
 
 /// Takes `name` and `others`, or nothing when one is missing.

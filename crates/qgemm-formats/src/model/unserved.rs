@@ -4,11 +4,31 @@
 use safetensors::tensor::Dtype;
 
 use super::json::Json;
+use super::layer::Found;
 use super::raw::{RawTensor, RawTensors, unsupported};
-use super::recognise::{BESIDE_WEIGHT, Found};
 use super::stated::Stated;
 use crate::error::FormatError;
 
+/// Tensors beside a weight that do not change it: biases, and
+/// calibrated scales of activations and caches.
+pub(super) const BESIDE_WEIGHT: [&str; 16] = [
+    "bias",
+    "e_score_correction_bias",
+    "input_scale",
+    "input_scale_ub",
+    "input_zero_point",
+    "input_global_scale",
+    "input_amax",
+    "activation_scale",
+    "output_scale",
+    "output_zero_point",
+    "output_amax",
+    "q_scale",
+    "k_scale",
+    "v_scale",
+    "kv_scale",
+    "prob_output_scale",
+];
 /// Tensor suffix after the module name, and its allowed types. Empty means any.
 type Part = (&'static str, &'static [Dtype]);
 

@@ -11,7 +11,8 @@ use crate::checkpoint::values;
 const F32: u32 = 0;
 const NVFP4: u32 = 40;
 
-/// A file with u16 metadata, and tensors: name, dimensions (outermost first), type, bytes.
+/// A file with u16 metadata, and tensors: name,
+/// dimensions (outermost first), type, bytes.
 fn gguf(metadata: &[(&str, u16)], tensors: &[(&str, &[usize], u32, &[u8])]) -> Vec<u8> {
     let mut file = b"GGUF".to_vec();
     let text = |file: &mut Vec<u8>, text: &str| {

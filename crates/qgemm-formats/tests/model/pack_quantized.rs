@@ -6,7 +6,8 @@ use safetensors::tensor::Dtype::{self, BF16, F8_E8M0, I8, I32, I64, U8};
 
 use crate::checkpoint::{Checkpoint, Numbers, values};
 
-/// A made layer: signed codes, signed zero points, and scales by row and group.
+/// A made layer: signed codes and zero points,
+/// and scales by row and group.
 struct Layer {
     n: usize,
     k: usize,

@@ -1,5 +1,6 @@
-//! Split GGUF files (`…-00001-of-0000N.gguf`, by `llama-gguf-split`): the first part
-//! has the metadata, and each has some of the tensors.
+//! Split GGUF files (`…-00001-of-0000N.gguf`), as
+//! `llama-gguf-split` writes them: the first part has the
+//! metadata, and each has some of the tensors.
 
 use std::collections::HashSet;
 
@@ -8,7 +9,8 @@ use crate::error::FormatError;
 use crate::model::options::NamedFile;
 use crate::weight::SharedBytes;
 
-/// Keys of a part: number of parts, number of the part, and tensors of all parts.
+/// Keys of a part: number of parts, number of the part,
+/// and tensors of all parts.
 const COUNT: &str = "split.count";
 const NUMBER: &str = "split.no";
 const TENSORS: &str = "split.tensors.count";
@@ -35,12 +37,13 @@ impl Part {
 
 /// Reads a model of one or several files, in any order.
 ///
-/// The result has the metadata of the first part without the keys of a part, and the
-/// tensors of all.
+/// The result has the metadata of the first part without
+/// the keys of a part, and the tensors of all.
 ///
 /// # Errors
-/// As [`GgufFile::read`]. [`FormatError::UnsupportedFile`] when parts are missing,
-/// [`FormatError::BadFile`] when files are not the parts of one model.
+/// As [`GgufFile::read`]. [`FormatError::UnsupportedFile`]
+/// when parts are missing, [`FormatError::BadFile`] when
+/// files are not the parts of one model.
 pub(in crate::model) fn read(files: &[NamedFile<SharedBytes>]) -> Result<GgufFile, FormatError> {
     let mut parts = Vec::new();
     for NamedFile { name, contents } in files {
