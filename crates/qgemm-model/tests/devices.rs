@@ -23,7 +23,6 @@ fn tokens(ctx: &Context, recipe: &Recipe) -> Vec<u32> {
         step_tokens: 4,
         kv_format: KvFormat::Plain(DType::F16),
         rotate_cache: None,
-        rotate_cache: None,
     };
     let mut engine = Engine::new(&model, options).expect("memory");
     run_one(&mut engine, &[72, 105, 33], greedy(2)).ids

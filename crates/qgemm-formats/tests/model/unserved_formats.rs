@@ -4,7 +4,7 @@
 use crate::checkpoint::Checkpoint;
 use qgemm_formats::model::TensorKind;
 use qgemm_formats::{FormatError, model::gguf::ggml_type_name};
-use safetensors::tensor::Dtype::{self, BF16, F8_E4M3, F8_E8M0, F16, F32, I8, I16, I32, I64, U8, U32};
+use safetensors::tensor::Dtype::{self, BF16, F8_E4M3, F16, F32, I8, I16, I32, I64, U8, U32};
 
 /// Format name, settings below `quantization_config`, and the tensors of a layer.
 type Case = (&'static str, &'static str, &'static [(&'static str, Dtype, &'static [usize])]);
