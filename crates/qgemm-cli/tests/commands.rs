@@ -203,8 +203,9 @@ fn verify_checks_norms_too() {
 #[test]
 fn appending_to_caches_is_verified_and_measured() {
     let table = json(&["verify", "--device", "cpu", "--op", "kv_append", "--shape", "3x4x2x64", "--json"]);
-    // Three types into six formats, contiguous and paged.
-    assert_eq!(rows(&table).len(), 36);
+    // Three types into six formats, contiguous and paged, with
+    // and without a Hadamard rotation.
+    assert_eq!(rows(&table).len(), 72);
     assert!(rows(&table).iter().all(|row| row["verdict"] == "pass"), "{table}");
     let table = json(&["bench", "--device", "cpu", "--op", "kv_append", "--shape", "8x4x2x64", "--json"]);
     let formats: Vec<&str> = rows(&table).iter().filter_map(|row| row["format"].as_str()).collect();

@@ -289,7 +289,7 @@ fn quantize_refuses_layers_that_it_cannot_read() {
     let settings = r#"{"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"group_0":
         {"targets": ["Linear"], "weights": {"num_bits": BITS, "type": "TYPE"}}}}}"#;
     let cases = [
-        (&packed[..], "4", "int", "compressed-tensors pack-quantized int4"),
+        (&packed[..], "6", "int", "compressed-tensors pack-quantized int6"),
         (&fp8, "8", "float", "a.weight_scale"),
         (&integers, "8", "int", "compressed-tensors"),
     ];
