@@ -19,6 +19,7 @@ use safetensors::tensor::Dtype;
 use super::gptq::field;
 use super::grouped::{GroupedSettings, consecutive_groups};
 use super::groups::{GroupContents, GroupPlan};
+use super::json::Json;
 use super::layer::{Found, Layer, erase};
 use super::raw::{RawTensor, RawTensors, bad, unsupported, word};
 use super::scales::scales_in_f16;
@@ -108,7 +109,7 @@ pub(super) fn take_pack_quantized(tensors: &mut RawTensors, name: &str, stated: 
             Err(FormatError::missing(name, "compressed-tensors pack-quantized", names))
         }
         Some(shape) => read_shape(&shape, packed.shape.len()).and_then(|[n, k]| {
-            let settings = settings(stated, base);
+            let settings = settings(stated, base)?;
             match (packed.shape.len(), zeros, g_idx) {
                 (3, _, Some(_)) => Err(unsupported(name, "act-order of a stack of experts")),
                 (3, None, None) => erase(StackLayer::new(packed, [scales], move |packed, [scales]| {
@@ -127,21 +128,32 @@ pub(super) fn take_pack_quantized(tensors: &mut RawTensors, name: &str, stated: 
 }
 
 /// Settings of a module, from its group.
-fn settings(stated: &Stated<'_>, module: &str) -> GroupedSettings {
+fn settings(stated: &Stated<'_>, module: &str) -> Result<GroupedSettings, FormatError> {
     let group = stated.group_of(module);
-    let say = |what: &str, value: Option<String>| match (group, value) {
-        (Some(group), Some(value)) => format!("`{what}` {value} of {}", group.name),
+    let value = |key: &str| group.map(|group| group.weights.get(key)).filter(|value| !value.is_null());
+    let who_says = |key: &str| match (group, value(key)) {
+        (Some(group), Some(value)) => format!("`{key}` {value} of {}", group.name),
         _ => "no settings say which".into(),
     };
-    let bits = group.and_then(|group| group.bits);
-    let group_size = group.and_then(|group| group.group_size);
-    GroupedSettings {
-        bits: bits.map(|bits| u32::try_from(bits).unwrap_or(u32::MAX)),
-        who_says_bits: say("num_bits", bits.map(|bits| bits.to_string())),
+    let wrong = |key: &str, expected: &str| bad(module, format!("{}: expected {expected}", who_says(key)));
+    let number = |key: &str| match value(key) {
+        Some(value) => value.integer().map(Some).ok_or_else(|| wrong(key, "a number")),
+        None => Ok(None),
+    };
+    let bits = number("num_bits")?.map(|bits| u32::try_from(bits).map_err(|_| wrong("num_bits", "a number of bits")));
+    let symmetric = value("symmetric").map(|value| value.boolean().ok_or_else(|| wrong("symmetric", "true or false")));
+    let group_size = match value("strategy").and_then(Json::word).as_deref() {
+        // One scale a row, or one in all.
+        Some("channel" | "tensor") => Some(-1),
+        _ => number("group_size")?,
+    };
+    Ok(GroupedSettings {
+        bits: bits.transpose()?,
+        who_says_bits: who_says("num_bits"),
         group_size,
-        who_says_group: say("group_size", group_size.map(|size| size.to_string())),
-        symmetric: group.and_then(|group| group.symmetric),
-    }
+        who_says_group: who_says("group_size"),
+        symmetric: symmetric.transpose()?,
+    })
 }
 
 /// N and K of `weight_shape`, whose numbers are those of a shape of `dimensions`.

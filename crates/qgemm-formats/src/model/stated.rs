@@ -16,23 +16,25 @@ pub(super) struct Stated<'a> {
     settings: &'a Settings,
     unquantized: Vec<Pattern>,
     promises: Vec<Promise>,
-    groups: Vec<Group>,
+    groups: Vec<Group<'a>>,
 }
 
 /// Group of compressed-tensors settings.
-pub(super) struct Group {
+pub(super) struct Group<'a> {
     /// Name, for errors.
     pub name: String,
     /// Modules of the group.
     targets: Vec<Pattern>,
-    /// Bits per weight.
-    pub bits: Option<u64>,
-    /// Input features per scale. −1 means all: one scale a row, or one in all.
-    pub group_size: Option<i64>,
-    /// Whether there are no zero points.
-    pub symmetric: Option<bool>,
-    /// Whether weights are floating-point.
-    is_float: bool,
+    /// Arguments of weights.
+    pub weights: &'a Json,
+}
+
+impl Group<'_> {
+    /// Whether weights are FP8.
+    fn is_float8(&self) -> bool {
+        let is_float = self.weights.get("type").word().as_deref() == Some("float");
+        is_float && self.weights.get("num_bits").integer() == Some(8)
+    }
 }
 
 /// Statement that the FP8 weights of some modules have scales.
@@ -57,7 +59,7 @@ impl<'a> Stated<'a> {
 
     /// Statement that FP8 weights of `module` have scales.
     pub fn promises_scales(&self, module: &str) -> Option<&str> {
-        let mut floats = self.groups.iter().filter(|group| group.is_float && group.bits == Some(8));
+        let mut floats = self.groups.iter().filter(|group| group.is_float8());
         let by_group = floats.find(|group| is_one_of(&group.targets, module)).map(|group| group.name.as_str());
         let by_promise = || self.promises.iter().find(|p| is_one_of(&p.modules, module)).map(|p| p.by.as_str());
         let by = by_group.or_else(by_promise)?;
@@ -102,7 +104,7 @@ impl<'a> Stated<'a> {
     }
 
     /// The compressed-tensors group of `module`.
-    pub fn group_of(&self, module: &str) -> Option<&Group> {
+    pub fn group_of(&self, module: &str) -> Option<&Group<'a>> {
         let of_module = self.groups.iter().find(|group| is_one_of(&group.targets, module));
         of_module.or(self.groups.first().filter(|_| self.groups.len() == 1))
     }
@@ -113,19 +115,15 @@ fn is_one_of(list: &[Pattern], module: &str) -> bool {
     list.is_empty() || list.iter().any(|pattern| pattern.matches(module))
 }
 
-fn groups(source: &Json) -> Vec<Group> {
-    let group = |(name, group): &(String, Json)| Group {
-        name: format!("`{name}` of `config_groups`"),
-        targets: patterns(group.get("targets")).collect(),
-        bits: group.get("weights").get("num_bits").integer().and_then(|bits| u64::try_from(bits).ok()),
-        group_size: match group.get("weights").get("strategy").word().as_deref() {
-            Some("channel" | "tensor") => Some(-1),
-            _ => group.get("weights").get("group_size").integer(),
-        },
-        symmetric: group.get("weights").get("symmetric").boolean(),
-        is_float: group.get("weights").get("type").word().as_deref() == Some("float"),
-    };
-    source.get("config_groups").entries().iter().map(group).collect()
+fn groups(source: &Json) -> Vec<Group<'_>> {
+    fn of((name, group): &(String, Json)) -> Group<'_> {
+        Group {
+            name: format!("`{name}` of `config_groups`"),
+            targets: patterns(group.get("targets")).collect(),
+            weights: group.get("weights"),
+        }
+    }
+    source.get("config_groups").entries().iter().map(of).collect()
 }
 
 /// Targets of all groups, if each group has some and all are names of

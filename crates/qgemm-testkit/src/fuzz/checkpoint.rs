@@ -53,6 +53,9 @@ const WORDS: &[&str] = &[
     "zero_point",
     "desc_act",
     "config_groups",
+    "num_bits",
+    "symmetric",
+    "strategy",
     "model_type",
 ];
 /// Tensor names of layers.
@@ -68,6 +71,9 @@ const PARTS: &[&str] = &[
     ".weight_packed",
     ".weight_global_scale",
     ".weight_zero_point",
+    ".weight_shape",
+    ".weight_g_idx",
+    ".scale",
     "_blocks",
     "_scales",
     ".bias",
@@ -85,7 +91,8 @@ struct Seed {
     values: Values,
 }
 
-/// Mutated checkpoints of GPTQ, AWQ, INT8, FP8, MXFP4 and NVFP4.
+/// Mutated checkpoints of GPTQ, AWQ, pack-quantized, INT8, FP8, MXFP4
+/// and NVFP4.
 pub struct CheckpointTarget(Vec<Seed>);
 
 impl CheckpointTarget {
@@ -318,6 +325,7 @@ fn seed(name: impl Into<String>, settings: Option<Value>, tensors: Vec<(&str, Te
 fn seeds() -> Vec<Seed> {
     let mut numbers = Numbers(7);
     let mut seeds = grouped_seeds(&mut numbers);
+    seeds.extend(pack_quantized_seeds(&mut numbers));
     seeds.extend(eight_bit_seeds(&mut numbers));
     seeds.extend(four_bit_seeds(&mut numbers));
     seeds
@@ -390,6 +398,35 @@ fn symmetric_seeds(numbers: &mut Numbers) -> Vec<Seed> {
     ]
 }
 
+fn pack_quantized_seeds(numbers: &mut Numbers) -> Vec<Seed> {
+    let (n, k, groups) = (24usize, 128usize, 4usize);
+    let settings = |bits: usize, symmetric: bool| {
+        Some(json!({ "model_type": "llama", "quantization_config": { "quant_method": "compressed-tensors",
+            "format": "pack-quantized", "config_groups": { "group_0": { "targets": ["Linear"], "weights": { "num_bits": bits,
+            "type": "int", "strategy": "group", "group_size": k / groups, "symmetric": symmetric } } } } }))
+    };
+    let shape: Vec<u8> = [n as i64, k as i64].iter().flat_map(|d| d.to_le_bytes()).collect();
+    let mut packed = |name: &str, bits: usize, symmetric: bool| {
+        let words = k * bits / 32;
+        let mut tensors = vec![
+            (".weight_packed", tensor("I32", &[n, words], numbers.bytes(n * words * 4))),
+            (".weight_scale", tensor("F16", &[n, groups], numbers.f16(n * groups))),
+            (".weight_shape", tensor("I64", &[2], shape.clone())),
+        ];
+        if !symmetric {
+            let words = (n * bits).div_ceil(32);
+            tensors.push((".weight_zero_point", tensor("I32", &[words, groups], numbers.bytes(words * groups * 4))));
+        }
+        seed(name, settings(bits, symmetric), tensors)
+    };
+    vec![
+        packed("pack-quantized, 4 bits", 4, true),
+        packed("pack-quantized, 4 bits with zero points", 4, false),
+        packed("pack-quantized, 3 bits", 3, false),
+        packed("pack-quantized, 8 bits", 8, true),
+    ]
+}
+
 fn eight_bit_seeds(numbers: &mut Numbers) -> Vec<Seed> {
     let (n, k) = (130, 160);
     let weight = |dtype: &str| (".weight", tensor(dtype, &[n, k], Numbers(dtype.len() as u64).bytes(n * k)));
@@ -454,6 +491,14 @@ fn four_bit_seeds(numbers: &mut Numbers) -> Vec<Seed> {
             vec![
                 ("_blocks", tensor("U8", &[n, k / 32, 16], numbers.bytes(n * k / 2))),
                 ("_scales", tensor("U8", &[n, k / 32], numbers.powers(n * k / 32))),
+            ],
+        ),
+        seed(
+            "MXFP4 in rows",
+            None,
+            vec![
+                (".weight", tensor("U8", &[n, k / 2], numbers.bytes(n * k / 2))),
+                (".weight_scale", tensor("F8_E8M0", &[n, k / 32], numbers.powers(n * k / 32))),
             ],
         ),
         seed(

@@ -54,6 +54,18 @@ pub(super) fn meanings(settings: Option<&str>, tensors: &Tensors) -> Vec<Values>
         ["weight_global_scale", "weight_packed", "weight_scale"] => {
             nvfp4(parts["weight_packed"], parts["weight_scale"], parts["weight_global_scale"], true)
         }
+        ["weight_packed", "weight_scale"] => mxfp4_rows(parts["weight_packed"], parts["weight_scale"]),
+        ["weight", "weight_scale"] if parts["weight"].dtype == "U8" => {
+            mxfp4_rows(parts["weight"], parts["weight_scale"])
+        }
+        ["scale", "weight"] => mxfp4_rows(parts["weight"], parts["scale"]),
+        ["weight_packed", "weight_scale", "weight_shape"]
+        | ["weight_packed", "weight_scale", "weight_shape", "weight_zero_point"]
+        | ["weight_g_idx", "weight_packed", "weight_scale", "weight_shape"]
+        | ["weight_g_idx", "weight_packed", "weight_scale", "weight_shape", "weight_zero_point"] => {
+            let all = PACKED_BITS.into_iter().flat_map(|bits| [(bits, false), (bits, true)]);
+            all.filter_map(|packing| pack_quantized(&stated, &parts, packing)).collect()
+        }
         ["weight", "weight_scale"] => eight_bit(&stated, parts["weight"], Some(parts["weight_scale"]), None),
         ["weight", "weight_scale_inv"] => eight_bit(&stated, parts["weight"], Some(parts["weight_scale_inv"]), None),
         ["weight", scale @ ("weight_scale" | "weight_scale_inv"), "weight_zero_point"] => {
@@ -403,6 +415,98 @@ fn mxfp4(blocks: &Tensor, scales: &Tensor) -> Vec<Values> {
         (f64::from(E2M1[usize::from(code)]) * (f64::from(scales.bytes[i / 32]) - 127.0).exp2()) as f32
     };
     vec![(0..n * per_row * 32).map(value).collect()]
+}
+
+/// MXFP4 in rows of codes, two a byte.
+fn mxfp4_rows(codes: &Tensor, scales: &Tensor) -> Vec<Values> {
+    let ([n, bytes], [_, blocks]) = (&codes.shape[..], &scales.shape[..]) else { return Vec::new() };
+    let types = [codes.dtype.as_str(), scales.dtype.as_str()];
+    let is_mx = [["U8", "U8"], ["U8", "F8_E8M0"], ["I8", "F8_E8M0"]].contains(&types);
+    if !is_mx || blocks.checked_mul(16) != Some(*bytes) {
+        return Vec::new();
+    }
+    let as_bytes =
+        |tensor: &Tensor, shape: &[usize]| Tensor { dtype: "U8".into(), shape: shape.to_vec(), ..tensor.clone() };
+    mxfp4(&as_bytes(codes, &[*n, *blocks, 16]), &as_bytes(scales, &scales.shape))
+}
+
+/// Widths of compressed-tensors pack-quantized.
+const PACKED_BITS: [usize; 4] = [2, 3, 4, 8];
+
+/// compressed-tensors pack-quantized codes of `bits` bits, dense or
+/// `whole` in each word.
+fn pack_quantized(stated: &Settings, parts: &BTreeMap<&str, &Tensor>, (bits, whole): (usize, bool)) -> Option<Values> {
+    let groups = stated.0.get("config_groups").and_then(Value::as_object);
+    let weights = groups.filter(|groups| groups.len() == 1).and_then(|groups| groups.values().next()?.get("weights"));
+    let says = |key: &str| weights.and_then(|weights| weights.get(key)).filter(|value| !value.is_null());
+    if says("num_bits").and_then(Value::as_u64).is_some_and(|stated| stated != bits as u64) {
+        return None;
+    }
+    let shape = parts["weight_shape"];
+    let numbers: Vec<i64> = match shape.dtype.as_str() {
+        "I64" => shape.bytes.as_chunks::<8>().0.iter().map(|b| i64::from_le_bytes(*b)).collect(),
+        "I32" => shape.bytes.as_chunks::<4>().0.iter().map(|b| i64::from(i32::from_le_bytes(*b))).collect(),
+        _ => return None,
+    };
+    let &[n, k] = &numbers[..] else { return None };
+    let (n, k) = (usize::try_from(n).ok()?, usize::try_from(k).ok()?);
+    let packed = parts["weight_packed"];
+    let codes = words(packed).filter(|_| packed.shape.first() == Some(&n) && n * packed.shape[1] > 0)?;
+    let of_word = 32 / bits;
+    let words_of = |count: usize| if whole { count.div_ceil(of_word) } else { (count * bits).div_ceil(32) };
+    let place = |i: usize| if whole { i / of_word * 32 + i % of_word * bits } else { i * bits };
+    // Not more numbers than the file has bits.
+    (k > 0 && k <= packed.shape[1] * 32 && words_of(k) == packed.shape[1]).then_some(())?;
+    let scales = floats(parts["weight_scale"])?;
+    let groups = match parts["weight_scale"].shape[..] {
+        _ if scales.len() == 1 => 1,
+        [rows] if rows == n => 1,
+        [rows, groups] if rows == n && groups > 0 => groups,
+        _ => return None,
+    };
+    let scale_of = |row: usize, group: usize| {
+        let scale = scales[if scales.len() == 1 { 0 } else { row * groups + group }];
+        Some(f16::from_f32(scale).to_f32()).filter(|scale| scale.is_finite())
+    };
+    let zeros = match parts.get("weight_zero_point").filter(|tensor| !tensor.bytes.is_empty()) {
+        Some(tensor) => Some(words(tensor).filter(|_| tensor.shape == [words_of(n), groups])?),
+        None => None,
+    };
+    let order: Option<Vec<usize>> = match parts.get("weight_g_idx").filter(|tensor| !tensor.bytes.is_empty()) {
+        Some(tensor) if tensor.dtype == "I32" && tensor.shape == [k] => {
+            let groups = tensor.bytes.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b));
+            Some(groups.map(|group| group as usize).collect())
+                .filter(|all: &Vec<usize>| all.iter().any(|g| *g != u32::MAX as usize))
+        }
+        Some(_) => return None,
+        None => None,
+    };
+    let size = match says("group_size").and_then(Value::as_u64) {
+        Some(size) if size > 0 && groups > 1 => size as usize,
+        _ => k.div_ceil(groups),
+    };
+    match (&zeros, says("symmetric").and_then(Value::as_bool)) {
+        (None, Some(false)) => return None,
+        (Some(zeros), Some(true)) => {
+            let mut all = (0..n * groups).map(|i| field(zeros, i % groups, groups, place(i / groups), bits));
+            all.all(|zero| zero == Some(1 << (bits - 1))).then_some(())?;
+        }
+        _ => {}
+    }
+    let mut values = Vec::with_capacity(n * k);
+    for row in 0..n {
+        for column in 0..k {
+            let group = order.as_ref().map_or(column / size, |order| order[column]);
+            let zero = match &zeros {
+                Some(zeros) if group < groups => field(zeros, group, groups, place(row), bits)?,
+                _ => 1 << (bits - 1),
+            };
+            let code = field(&codes, row * packed.shape[1], 1, place(column), bits)?;
+            (group < groups).then_some(())?;
+            values.push(scale_of(row, group)? * (code as f32 - zero as f32));
+        }
+    }
+    Some(values)
 }
 
 fn nvfp4(codes: &Tensor, scales: &Tensor, factor: &Tensor, divides: bool) -> Vec<Values> {
