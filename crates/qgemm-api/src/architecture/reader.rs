@@ -26,6 +26,9 @@ const PARTS: &[&str] = &["weight", "bias"];
 pub(super) struct Reader<'m> {
     pub model: &'m Model,
     architecture: &'static str,
+    /// Names of all tensors. A failed look-up in the model compares
+    /// the name with all of them, to suggest one.
+    names: HashSet<&'m str>,
     /// Stems of the names of tensors that were found.
     used: HashSet<String>,
     bytes: WeightBytes,
@@ -36,11 +39,12 @@ pub(super) struct Reader<'m> {
 
 impl<'m> Reader<'m> {
     pub fn new(model: &'m Model, architecture: &'static str) -> Self {
-        Self { model, architecture, used: HashSet::new(), bytes: WeightBytes::default(), known: Vec::new() }
+        let names = model.tensors().iter().map(|tensor| tensor.name.as_str()).collect();
+        Self { model, architecture, names, used: HashSet::new(), bytes: WeightBytes::default(), known: Vec::new() }
     }
 
     pub fn has(&self, name: &str) -> bool {
-        !name.is_empty() && self.model.info(name).is_ok()
+        !name.is_empty() && (self.names.contains(name) || self.names.contains(format!("{name}.weight").as_str()))
     }
 
     /// Tensors of a norm of `columns` features.
@@ -144,7 +148,8 @@ impl<'m> Reader<'m> {
         };
         self.used.insert(stem(&info.name).to_owned());
         let names = BIASES.map(|ending| format!("{}{ending}", stem(name)));
-        let bias = match names.iter().find_map(|name| self.model.info(name).ok()) {
+        let bias = names.iter().find(|name| self.has(name)).map(|name| self.model.info(name)).transpose()?;
+        let bias = match bias {
             Some(TensorInfo { kind: TensorKind::Dense(dtype), shape, name, .. }) if *shape == of_bias => {
                 Some((name.clone(), *dtype))
             }
