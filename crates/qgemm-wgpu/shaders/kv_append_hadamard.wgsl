@@ -16,7 +16,7 @@ fn exchanged(x: array<f32, 8>, thread: u32) {
 }
 
 // Rotary embedding of the features from `column` on.
-fn turned(x: array<f32, 8>, column: u32, position: u32, thread: u32) -> array<f32, 8> {
+fn rotary_embedding(x: array<f32, 8>, column: u32, position: u32, thread: u32) -> array<f32, 8> {
     var result = x;
     if (ROTARY_PAIRS == 0u) {
         return result;
@@ -92,9 +92,9 @@ fn main(
         }
     }
     if (TURNS_LAST) {
-        x = turned(hadamard(x, thread), column, to.position, thread);
+        x = rotary_embedding(hadamard(x, thread), column, to.position, thread);
     } else {
-        x = hadamard(turned(x, column, to.position, thread), thread);
+        x = hadamard(rotary_embedding(x, column, to.position, thread), thread);
     }
     let eight = Eight(vec4<f32>(x[0], x[1], x[2], x[3]), vec4<f32>(x[4], x[5], x[6], x[7]));
     store_eight(eight, head, to.written_at + column, to.is_there, thread);

@@ -26,9 +26,6 @@ const PARTS: &[&str] = &["weight", "bias"];
 pub(super) struct Reader<'m> {
     pub model: &'m Model,
     architecture: &'static str,
-    /// Names of all tensors. A failed look-up in the model compares
-    /// the name with all of them, to suggest one.
-    names: HashSet<&'m str>,
     /// Stems of the names of tensors that were found.
     used: HashSet<String>,
     bytes: WeightBytes,
@@ -39,12 +36,11 @@ pub(super) struct Reader<'m> {
 
 impl<'m> Reader<'m> {
     pub fn new(model: &'m Model, architecture: &'static str) -> Self {
-        let names = model.tensors().iter().map(|tensor| tensor.name.as_str()).collect();
-        Self { model, architecture, names, used: HashSet::new(), bytes: WeightBytes::default(), known: Vec::new() }
+        Self { model, architecture, used: HashSet::new(), bytes: WeightBytes::default(), known: Vec::new() }
     }
 
     pub fn has(&self, name: &str) -> bool {
-        !name.is_empty() && (self.names.contains(name) || self.names.contains(format!("{name}.weight").as_str()))
+        !name.is_empty() && self.model.has(name)
     }
 
     /// Tensors of a norm of `columns` features.

@@ -235,7 +235,7 @@ fn bias_of(model: &Model, weight: &PlannedWeight) -> Result<Vec<f32>, Error> {
     let name = |tensor: &String| {
         let stem = tensor.strip_suffix(".weight").unwrap_or(tensor);
         let names = [format!("{stem}.bias"), format!("{stem}_bias")];
-        names.iter().find(|name| model.info(name).is_ok()).unwrap_or(&names[0]).clone()
+        names.iter().find(|name| model.has(name)).unwrap_or(&names[0]).clone()
     };
     if let ([pairs], true) = (&weight.tensors[..], weight.gated) {
         return Ok(model.interleaved_biases(&name(pairs))?);

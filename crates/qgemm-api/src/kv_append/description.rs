@@ -19,7 +19,7 @@ use crate::operand::WIDE_ACCESS;
 /// `kv_len` keys becomes key `kv_len − q_len + i`. That index is also its
 /// position, unless [positions](Self::positions) are given.
 ///
-/// The form [in place](Self::in_place) rotates heads alone, and appends nothing.
+/// The form [in place](Self::in_place) rotates heads and appends nothing.
 ///
 /// [`Context::plan_kv_append`]: crate::Context::plan_kv_append
 #[derive(Clone, Debug)]

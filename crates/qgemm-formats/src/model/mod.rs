@@ -208,6 +208,13 @@ impl Model {
         Ok(&self.tensors[self.find(name)?])
     }
 
+    /// Whether there is an entry called `name` or `name.weight`.
+    ///
+    /// Unlike [`Model::info`], it searches for no similar name.
+    pub fn has(&self, name: &str) -> bool {
+        self.by_name.contains_key(name) || self.by_name.contains_key(&format!("{name}.weight"))
+    }
+
     /// Loads the weight called `name` or `name.weight`. Checks that its scales are finite.
     ///
     /// # Errors

@@ -259,14 +259,14 @@ impl PackQuantizedLayer {
 fn packing(name: &str, k: usize, words: usize, settings: &GroupedSettings) -> Result<Packing, FormatError> {
     let candidates: Vec<Packing> = BITS.into_iter().filter_map(|bits| Packing::of(bits, k, words)).collect();
     let stated = settings.bits.map(|bits| bits as usize);
+    if let Some(&packing) = candidates.iter().find(|packing| stated == Some(packing.bits)) {
+        return Ok(packing);
+    }
     match (stated, &candidates[..]) {
         (Some(bits), _) if !BITS.contains(&bits) => Err(unsupported(
             name,
             format!("is compressed-tensors pack-quantized int{bits}: expected 2, 3, 4 or 8 bits"),
         )),
-        (Some(bits), all) if all.iter().any(|packing| packing.bits == bits) => {
-            Ok(all.iter().copied().find(|packing| packing.bits == bits).unwrap_or(all[0]))
-        }
         (None, &[packing]) => Ok(packing),
         _ => {
             let fitting: Vec<usize> = candidates.iter().map(|packing| packing.bits).collect();

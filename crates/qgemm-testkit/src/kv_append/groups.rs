@@ -152,7 +152,7 @@ fn in_place() -> Vec<KvAppendCase> {
     let mut cases = Vec::new();
     let places = |i: usize| [AttentionStorage::Each, AttentionStorage::Paged(3), AttentionStorage::Lengths(2)][i % 3];
     for (i, dim) in [64, 80, 96, 128, 256, 8].into_iter().enumerate() {
-        for (j, (is_rotated, turned)) in
+        for (j, (is_rotated, rotary_dim)) in
             [(true, 0), (false, dim), (true, dim), (false, dim / 2), (true, dim / 2), (true, 6)].into_iter().enumerate()
         {
             let places = if j == 3 { AttentionStorage::Lengths(2) } else { places(i + j) };
@@ -164,8 +164,8 @@ fn in_place() -> Vec<KvAppendCase> {
             };
             let of =
                 AttentionCase { places, gap, offset, ..AttentionCase::new(lengths, (5, 1), dim, types(i + 2 * j)) };
-            let rotary = RotaryCase { inverse: j != 4, ..RotaryCase::new(turned, pairs(i + j / 2)) };
-            let rotary = (turned > 0).then_some(rotary);
+            let rotary = RotaryCase { inverse: j != 4, ..RotaryCase::new(rotary_dim, pairs(i + j / 2)) };
+            let rotary = (rotary_dim > 0).then_some(rotary);
             let hadamard = [is_rotated, false];
             cases.push(KvAppendCase { in_place: true, hadamard, rotary, ..KvAppendCase::new(of) });
         }

@@ -71,8 +71,8 @@ pub(super) fn rotated(case: &KvAppendCase, angles: &[(f64, f64)], head: &[f32]) 
     let hadamard = |head: Head| if case.hadamard[0] { hadamard(head) } else { head };
     match &case.rotary {
         None => hadamard(given(head)),
-        Some(rotary) if rotary.inverse => turned(rotary, angles, hadamard(given(head))),
-        Some(rotary) => hadamard(turned(rotary, angles, given(head))),
+        Some(rotary) if rotary.inverse => rotary_embedding(rotary, angles, hadamard(given(head))),
+        Some(rotary) => hadamard(rotary_embedding(rotary, angles, given(head))),
     }
 }
 
@@ -85,8 +85,8 @@ fn given(head: &[f32]) -> Head {
     head.iter().map(|&value| (f64::from(value), f64::from(value).powi(2))).unzip()
 }
 
-/// Rotary embedding.
-fn turned(rotary: &RotaryCase, angles: &[(f64, f64)], (mut values, mut energy): Head) -> Head {
+/// Rotary embedding of a head, with the energy of each value.
+fn rotary_embedding(rotary: &RotaryCase, angles: &[(f64, f64)], (mut values, mut energy): Head) -> Head {
     for (pair, &(cos, sin)) in angles.iter().enumerate() {
         let (first, second) = match rotary.pairs {
             RotaryPairs::Neox => (pair, pair + rotary.dim / 2),
@@ -102,7 +102,8 @@ fn turned(rotary: &RotaryCase, angles: &[(f64, f64)], (mut values, mut energy): 
     (values, energy)
 }
 
-/// Product with the Walsh–Hadamard matrix, whose entry `(i, j)` is −1 to the number of ones in `i & j`, over its root.
+/// Product with the orthonormal Walsh–Hadamard matrix. The sign of entry
+/// `(i, j)` is the parity of the ones in `i & j`.
 fn hadamard((values, energy): Head) -> Head {
     let block = (1..=values.len()).rev().find(|n| n.is_power_of_two() && values.len().is_multiple_of(*n)).unwrap_or(1);
     let sign = |i: usize, j: usize| if (i & j).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };

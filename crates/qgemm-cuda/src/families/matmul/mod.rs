@@ -181,16 +181,16 @@ fn of_rows(op: &CheckedMatmul, variant: Variant) -> Result<Vec<Template>, Unsupp
     Ok(of_instructions.into_iter().chain([SIMT_ROWS]).collect())
 }
 
-/// All kernels of the family for `variant` but those that are
-/// compiled on first use alone.
+/// Kernels of the family for `variant` in bundles.
+/// Rare kernels are compiled on first use.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     let copies = copies::sources(variant);
     let common = kernels(variant).into_iter().filter(|(_, spec)| !is_rare(spec));
     common.map(move |(template, spec)| source(&template, spec, variant)).chain(copies)
 }
 
-/// Whether a kernel is compiled on first use alone: the large
-/// tile of two different types.
+/// Whether a kernel is rare: a large tile of two
+/// different types.
 fn is_rare(spec: &MatmulSpec) -> bool {
     /// Rows of the smallest tile.
     const LEAST_ROWS: u32 = 64;
