@@ -108,10 +108,17 @@ pub(crate) mod tests {
         nanoseconds.map_or(start.elapsed().as_secs_f64(), |n| n as f64 * 1e-9)
     }
 
-    /// Kernels take one to three seconds, or twice that if the core's other thread is busy.
+    /// The limit is in times of a kernel of a few lines: processors differ, and share their cores.
     #[test]
     fn the_slowest_kernels_compile_within_seconds() {
+        const MOST_TIMES: f64 = 400.0;
         let Some(nvrtc) = nvrtc_or_skip("the_slowest_kernels_compile_within_seconds") else { return };
+        let seconds = |spec: &KernelSpec, arch| {
+            let start = Instant::now();
+            let before = seconds_of_thread(start);
+            compile(nvrtc, spec, target_of(spec, Target::Cubin { arch, specific: false })).unwrap();
+            seconds_of_thread(start) - before
+        };
         let of = |variant, main_loop: &'static str, m: &'static str| {
             let parts = [main_loop, ",w=q2_k,x=f16,", m];
             crate::manifest(variant).into_iter().filter(move |spec| parts.iter().all(|part| spec.name.contains(part)))
@@ -121,11 +128,9 @@ pub(crate) mod tests {
             for_volta.chain(of(Variant::Sm90, "=sm90_wgmma_ws", ",m=128,").map(|spec| (spec, 90))).collect();
         assert!(slow.iter().any(|(_, arch)| *arch == 70) && slow.iter().any(|(_, arch)| *arch == 90));
         for (spec, arch) in slow {
-            let start = Instant::now();
-            let before = seconds_of_thread(start);
-            compile(nvrtc, &spec, target_of(&spec, Target::Cubin { arch, specific: false })).unwrap();
-            let took = seconds_of_thread(start) - before;
-            assert!((0.05..6.0).contains(&took), "{}: {took:.2} s, where two seconds are the goal", spec.name);
+            let little = seconds(&probe(""), arch);
+            let took = seconds(&spec, arch);
+            assert!(took < MOST_TIMES * little, "{}: {took:.2} s, beside {little:.3} s of little", spec.name);
         }
     }
 

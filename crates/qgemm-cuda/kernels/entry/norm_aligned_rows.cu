@@ -1,6 +1,7 @@
 // RMSNorm and LayerNorm of rows in registers: one
 // compile-time type, whole groups, 16-byte alignment. X,
-// residual, sum and D have this type. Values stay in their
+// residual and sum have this type, D too unless X is f32.
+// Values stay in their
 // stored form, which halves the registers of 16-bit types
 // and doubles the bytes in flight. Partial sums use the
 // same tree whether a row gets few or twice as many
@@ -175,7 +176,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_LEAST_CTAS)
         normalize_elements(p, storage.norm, own, row, Statistics{1.0f, s.mean, s.correction, s.inverse}, needs_scale);
         return;
     }
-    u8* d = OperandRow::d(p, row).start;
+    const OperandRow d = OperandRow::d(p, row);
 #pragma unroll
     for (u32 i = 0; i < QG_GROUPS; i++) {
         if (!PackedRow::has(own, i)) continue;
@@ -197,6 +198,6 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_LEAST_CTAS)
 #pragma unroll
             for (u32 j = 0; j < GROUP; j++) value[j] += addend[j];
         }
-        PackedGroup::store(PackedGroup::encode(value), d, PackedRow::column(own, i));
+        PackedGroup::store_as(d, value, PackedRow::column(own, i));
     }
 }

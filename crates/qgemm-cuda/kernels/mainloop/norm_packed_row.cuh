@@ -40,6 +40,22 @@ struct PackedGroup {
         for (u32 i = 0; i < WORDS; i += 4) st_global_v4(row + (u64)column * VALUE_BYTES + i * 4, four(group, i));
     }
 
+    // Stores values in the type of D.
+    // Rows of f32 may have a D of 16 bits.
+    QG_DEVICE void store_as(const OperandRow& d, const float (&value)[GROUP], u32 column) {
+        if (QG_X_DTYPE != DTYPE_F32 || d.dtype == DTYPE_F32) {
+            store(encode(value), d.start, column);
+            return;
+        }
+        u32 word[GROUP / 2];
+#pragma unroll
+        for (u32 i = 0; i < GROUP / 2; i++) word[i] = half_of(d.dtype, value[2 * i]) | half_of(d.dtype, value[2 * i + 1]) << 16;
+        st_global_v4(d.start + (u64)column * 2, u32x4{word[0], word[1], word[2], word[3]});
+    }
+    QG_DEVICE u32 half_of(u32 dtype, float value) {
+        return dtype == DTYPE_F16 ? f32_to_f16(value) : f32_to_bf16(value);
+    }
+
     // `dtype` is as wide as the type of X.
     QG_DEVICE void decode(const PackedGroup& group, u32 dtype, float (&value)[GROUP]) {
 #pragma unroll
@@ -195,11 +211,11 @@ QG_DEVICE void normalize_elements(const NormParams& p, NormStorage& storage, con
             float value = Statistics::normalized(s, OperandRow::element(x, column + i));
             if (p.shape.flags & QG_FLAG_GAMMA) value *= OperandRow::element(gamma, column + i);
             if (p.shape.flags & QG_FLAG_BETA) value += OperandRow::element(beta, column + i);
-            u8* to = d.start + (u64)(column + i) * VALUE_BYTES;
-            if constexpr (QG_X_DTYPE == DTYPE_F32)
+            u8* to = d.start + (u64)(column + i) * bytes_of(d.dtype);
+            if (QG_X_DTYPE == DTYPE_F32 && d.dtype == DTYPE_F32)
                 st_global_u32(to, f32_to_bits(value));
             else
-                st_global_u16(to, QG_X_DTYPE == DTYPE_F16 ? f32_to_f16(value) : f32_to_bf16(value));
+                st_global_u16(to, PackedGroup::half_of(d.dtype, value));
         }
     }
 }

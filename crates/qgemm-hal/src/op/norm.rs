@@ -316,16 +316,19 @@ impl CheckedNorm {
         }
     }
 
-    /// The common type of X, D, residual and sum, if all
+    /// The common type of X, residual and sum, if all
     /// rows are whole aligned groups of eight columns and
-    /// D has no further columns.
+    /// D has no further columns. D has this type, too, or rounds f32.
     pub fn aligned_dtype(&self) -> Option<DType> {
         let dtype = self.x.dtype;
         let added = self.added.iter().flat_map(|added| [added.residual, added.sum]);
-        let mut all = [self.x, self.d].into_iter().chain(added);
+        let rounds = dtype == DType::F32;
         let whole = self.columns == self.d_columns && self.columns.is_multiple_of(8);
         let whole = whole && !self.gathers && self.quantized.is_none();
-        (whole && all.all(|dense| dense.dtype == dtype && dense.aligned16 && dense.col_stride == 1)).then_some(dtype)
+        let is_row_of =
+            |dense: Dense, any: bool| (any || dense.dtype == dtype) && dense.aligned16 && dense.col_stride == 1;
+        let mut all = added.chain([self.x]).map(|dense| is_row_of(dense, false)).chain([is_row_of(self.d, rounds)]);
+        (whole && all.all(|is_row| is_row)).then_some(dtype)
     }
 
     /// The format of the result.
