@@ -432,8 +432,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, LEAST_CTAS) qg_kv_appen
     const u32 lanes_shift = popc(p.at.head_lanes - 1), groups = QG_THREADS >> lanes_shift, group = thread_index() >> lanes_shift;
     const LaneHeads own = {split * p.at.lane_heads * groups + group, groups, p.at.lane_heads,
                            (thread_index() & (p.at.head_lanes - 1)) * 8};
-    griddepcontrol_launch_dependents();
     griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
 
     // Heads and frequencies depend on no index: their
     // loads overlap with the lookup of the token.

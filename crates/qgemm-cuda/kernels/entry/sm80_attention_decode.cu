@@ -30,7 +30,6 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #else
     u8* scratch = own_ring + SLOTS * SLOT_BYTES;
 #endif
-    griddepcontrol_launch_dependents();
     // Overlap with the previous launch: compute everything
     // that does not depend on it before
     // griddepcontrol_wait. The store of `digest` keeps the
@@ -51,6 +50,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         work = Work::of(p, place, sequence_of(p, place.sequence));
         keys = work.keys(p);
     }
+    griddepcontrol_launch_dependents();
     if (!work.has_rows()) return;
     const Sequence& s = work.s;
     const u32 last_row = work.last_row();
