@@ -143,6 +143,22 @@ mod tests {
     }
 
     #[test]
+    fn eighths_of_the_smallest_scale_are_lost() {
+        // Codes of 3 bits, nibbles of scales, d.
+        let row = |code: u8, d: u8| {
+            let codes = [
+                code | code << 3 | code << 6,
+                code >> 2 | code << 1 | code << 4 | code << 7,
+                code >> 1 | code << 2 | code << 5,
+            ];
+            weight("iq2", 1, 256, [&codes.repeat(32)[..], &[0; 8], &[d, 0]].concat()).fits_f16()
+        };
+        assert!(row(0, 1), "8 eighths of 2^-24");
+        assert!(!row(1, 1), "25 eighths of 2^-24");
+        assert!(row(1, 8), "25 · 2^-24");
+    }
+
+    #[test]
     fn zeros_fit_whatever_their_exponent_is() {
         let zeros: Vec<u8> = [0].iter().chain(&[0; 16]).copied().collect::<Vec<u8>>().repeat(2);
         assert!(weight("mxfp4", 1, 64, zeros).fits_f16());
