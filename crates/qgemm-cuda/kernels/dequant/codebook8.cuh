@@ -1,14 +1,16 @@
-// Codebook of eight: 3-bit codes, in planes of two bits and
-// one, into signed bytes.
+// Codebook of eight: 3-bit codes, in planes of
+// two bits and one, into signed bytes.
 #pragma once
 #include "dequant/k_tile.cuh"
 
-// Table entries 4i..4i+3, each plus 128, as bytes of a word.
+// Table entries 4i..4i+3, each plus 128, as
+// bytes of a word.
 struct Codebook8 {
     u32 word[2];
 };
 
-// Table entries of quad `quad`, in the order of its bytes.
+// Table entries of quad `quad`, in the order
+// of its bytes.
 QG_DEVICE u32 codebook8_entries(const Codebook8& table, const KTile& kt, u32 quad) {
     using Low = KTile::Codes0;
     using High = KTile::Codes1;
@@ -27,7 +29,8 @@ QG_DEVICE u32 codebook_pair_f16(const Codebook8& table, const KTile& kt, u32 qua
     return sub_f16x2(and_or(entries >> 8 * pair, 0x00ff00ffu, 0x64006400u), 0x64806480u);
 }
 
-// The four entries of quad `quad` as signed bytes, in code order.
+// The four entries of quad `quad` as signed
+// bytes, in code order.
 QG_DEVICE u32 codebook_signed_bytes(const Codebook8& table, const KTile& kt, u32 quad) {
     constexpr u32 SIGNS = 0x80808080u;
     return codebook8_entries({{table.word[0] ^ SIGNS, table.word[1] ^ SIGNS}}, kt, quad);

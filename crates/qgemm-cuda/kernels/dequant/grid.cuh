@@ -1,5 +1,6 @@
-// Super-blocks of 256 with a nibble s for each sub-block:
-// the scale is d * (2 s + 1) / DIVISOR.
+// Super-blocks of 256 with a nibble s for each
+// sub-block: the scale is d * (2 s + 1) /
+// DIVISOR.
 #pragma once
 #include "dequant/k_tile.cuh"
 

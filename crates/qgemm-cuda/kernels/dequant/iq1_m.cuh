@@ -1,4 +1,5 @@
-// IQ1_M: d * (2 s + 1) * table[q] / 8, sub-blocks of 16.
+// IQ1_M, sub-blocks of 16:
+// d * (2 s + 1) * table[q] / 8.
 #pragma once
 #include "dequant/codebook8.cuh"
 #include "dequant/grid.cuh"

@@ -1,4 +1,5 @@
-// IQ1_S, sub-blocks of 32: d * (2 s + 1) * (q - 7/8 or 9/8).
+// IQ1_S, sub-blocks of 32:
+// d * (2 s + 1) * (q - 7/8 or 9/8).
 // Nibbles hold s and, above it, a bit that is set for 9/8.
 #pragma once
 #include "dequant/byte_scale.cuh"

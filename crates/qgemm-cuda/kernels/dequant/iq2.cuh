@@ -1,4 +1,5 @@
-// IQ2: d * (2 s + 1) * table[q] / 8, sub-blocks of 16.
+// IQ2, sub-blocks of 16:
+// d * (2 s + 1) * table[q] / 8.
 #pragma once
 #include "dequant/codebook8.cuh"
 #include "dequant/grid.cuh"

@@ -1,4 +1,5 @@
-// IQ3_S: d * (2 s + 1) * table[q], sub-blocks of 32.
+// IQ3_S, sub-blocks of 32:
+// d * (2 s + 1) * table[q].
 #pragma once
 #include "dequant/codebook.cuh"
 #include "dequant/grid.cuh"

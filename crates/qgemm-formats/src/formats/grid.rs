@@ -1,13 +1,15 @@
-//! Grid formats: codes into a codebook of at most 16 numbers.
+//! Grid formats: codes into a codebook of at most 16
+//! numbers.
 //!
 //! ```text
 //! block = 256 × bits / 8 bytes of codes | a 4-bit s for each sub-block | d
 //! value = d · (2 s + 1) · times · table[code]
 //! ```
 //!
-//! Code `i` is at bits `i × bits ..`, low bits first. Two sub-blocks share a
-//! byte of scales, the first in the low nibble. GGUF files store indices into
-//! grids of four or eight numbers, which their reader looks up.
+//! Code `i` is at bits `i × bits ..`, low bits first. Two
+//! sub-blocks share a byte of scales, the first in the
+//! low nibble. GGUF files store indices into grids of
+//! four or eight numbers, which their reader looks up.
 
 use super::{field, linear};
 use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
@@ -31,7 +33,8 @@ const BLOCK: usize = 256;
 
 /// Numbers of one grid format.
 trait Grid {
-    /// Number of each code. Codes that no file has repeat a number.
+    /// Number of each code. Codes that no file has repeat a
+    /// number.
     const TABLE: &'static [i8; 16];
     /// Bits of a code.
     const BITS: usize;
@@ -79,8 +82,8 @@ impl Grid for Iq3S {
     const TIMES: f32 = 1.0;
 }
 
-/// Eighths of −1, 0 and 1 in the low two bits, plus 1/8, or minus 1/8 if
-/// the bit above is set.
+/// Eighths of −1, 0 and 1 in the low two bits, plus 1/8,
+/// or minus 1/8 if the bit above is set.
 struct Iq1M;
 impl Grid for Iq1M {
     const TABLE: &'static [i8; 16] = &[-7, 1, 9, 9, -9, -1, 7, 7, -7, 1, 9, 9, -9, -1, 7, 7];
@@ -100,7 +103,8 @@ const NIBBLES: [[BitField; 2]; 16] = {
     fields
 };
 
-/// Description of a format, whose kernels' stem is its name.
+/// Description of a format, whose kernels' stem is its
+/// name.
 const fn describe<G: Grid>(name: &'static str, summary: &'static str) -> FormatDesc {
     FormatDesc {
         name,

@@ -1,8 +1,9 @@
-//! IQ1_S: 256 values in 70 bytes, eight sub-blocks of 32. A value is
-//! `d · (2 s + 1) · (q − 1 ± 1/8)`.
+//! IQ1_S: 256 values in 70 bytes, eight sub-blocks of 32.
+//! A value is `d · (2 s + 1) · (q − 1 ± 1/8)`.
 //!
-//! Bytes: 64 of 2-bit codes, low bits first; four of nibbles, each with the
-//! 3-bit scale `s` of a sub-block and, above it, a bit that is set for −1/8; d.
+//! Bytes: 64 of 2-bit codes, low bits first; four of
+//! nibbles, each with the 3-bit scale `s` of a sub-block
+//! and, above it, a bit that is set for −1/8; d.
 
 use super::{field, linear};
 use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};

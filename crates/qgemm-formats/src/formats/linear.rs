@@ -1,4 +1,5 @@
-//! Codes in a row of bits: code `i` is at bits `i × bits ..`, low bits first.
+//! Codes in a row of bits: code `i` is at bits `i × bits
+//! ..`, low bits first.
 
 /// Unpacks whole groups of eight codes.
 pub(super) fn unpack(bits: usize, bytes: &[u8], codes: &mut [u32]) {
@@ -10,7 +11,8 @@ pub(super) fn unpack(bits: usize, bytes: &[u8], codes: &mut [u32]) {
     }
 }
 
-/// Packs whole groups of eight codes, each below `2^bits`.
+/// Packs whole groups of eight codes, each below
+/// `2^bits`.
 pub(crate) fn pack(bits: usize, codes: &[u8], bytes: &mut [u8]) {
     for (codes, octet) in codes.chunks_exact(8).zip(bytes.chunks_exact_mut(bits)) {
         let word = codes.iter().enumerate().fold(0u32, |word, (i, &code)| word | u32::from(code) << (i * bits));

@@ -1,7 +1,9 @@
-//! Ternary formats: `d · (q − 1)` with 2-bit codes, one f16 scale per block.
+//! Ternary formats: `d · (q − 1)` with 2-bit codes, one
+//! f16 scale per block.
 //!
-//! TQ2_0 has 256 values in 66 bytes: 64 of codes (as Q2_K), then d. Q2_0 has d, then
-//! codes in order, low bits first, in groups of 64 or 128. A code of 3 is
+//! TQ2_0 has 256 values in 66 bytes: 64 of codes (as
+//! Q2_K), then d. Q2_0 has d, then codes in order, low
+//! bits first, in groups of 64 or 128. A code of 3 is
 //! rare but valid.
 
 use super::{field, linear, q2_k};
@@ -72,8 +74,8 @@ fn dequantize(unpack: fn(&[u8], &mut [u32], &mut [u8]), d: f32, block: &[u8], ou
     }
 }
 
-/// Quantizes TQ2_0 as ggml: d is the largest magnitude, and halves are rounded
-/// away from zero.
+/// Quantizes TQ2_0 as ggml: d is the largest magnitude,
+/// and halves are rounded away from zero.
 fn quantize_blocks(values: &[f32], out: &mut [u8]) {
     for (x, block) in values.chunks_exact(256).zip(out.chunks_exact_mut(66)) {
         let d = field::extreme(x).abs();

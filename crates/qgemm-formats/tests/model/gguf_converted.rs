@@ -1,5 +1,6 @@
-//! GGUF types that are converted at load, against values of the Python package
-//! `gguf` (see `golden/README.md`) and the definitions of Q1_0 and Q2_0.
+//! GGUF types that are converted at load, against values
+//! of the Python package `gguf` (see `golden/README.md`)
+//! and the definitions of Q1_0 and Q2_0.
 
 use half::f16;
 use qgemm_formats::FormatError;
@@ -8,7 +9,8 @@ use qgemm_formats::model::{Model, TensorKind};
 use crate::checkpoint::values;
 use crate::gguf_parts::{gguf, golden, open};
 
-/// Name, type number, bytes of a block of 256, and format.
+/// Name, type number, bytes of a block of 256, and
+/// format.
 const TYPES: [(&str, u32, usize, &str); 9] = [
     ("iq1_s", 19, 50, "iq1_s"),
     ("iq1_m", 29, 56, "iq1_m"),
@@ -61,7 +63,8 @@ fn signs_are_bits_of_q1_0() {
     assert_eq!(values[384..392], [-1.0, -1.0, -1.0, -1.0, -1.0, -1.0, -1.0, 1.0]);
 }
 
-/// Blocks of Q2_0 with codes 0, 1, 2, 3, … and scales 1, 2, 3, ….
+/// Blocks of Q2_0 with codes 0, 1, 2, 3, … and scales 1,
+/// 2, 3, ….
 fn q2_0(group: usize, values: usize) -> Vec<u8> {
     let block = |i: usize| [&f16::from_f32(i as f32 + 1.0).to_le_bytes()[..], &vec![0b11_10_01_00; group / 4]].concat();
     (0..values / group).flat_map(block).collect()

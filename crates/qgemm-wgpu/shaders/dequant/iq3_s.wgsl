@@ -1,4 +1,5 @@
-// IQ3_S: nibbles s of scales, 2 s + 1; f16 d.
+// IQ3_S: nibbles s, which mean 2 s + 1.
+// f16 d.
 
 fn sub_scale(rows: Rows, sub: u32) -> Affine {
     let s = (record_u8(rows, PLANE_SCALES, sub / 2u) >> vec4<u32>(sub % 2u * 4u)) & vec4<u32>(15u);

@@ -1,12 +1,17 @@
 //! IQ1_S and IQ1_M: 8 values an index of 11 bits.
 //!
 //! ```text
-//! IQ1_S = d | 32 × low 8 bits of an index | 8 × u16: upper bits of four indices, scale, sign of 1/8
-//! IQ1_M = 32 × low 8 bits of an index | 32 nibbles: upper bits, sign of 1/8 | 4 × u16: four scales, 4 bits of d
+//! IQ1_S = d
+//!       | 32 × low 8 bits of an index
+//!       | 8 × u16: upper bits of four indices, scale,
+//!         sign of 1/8
+//! IQ1_M = 32 × low 8 bits of an index
+//!       | 32 nibbles: upper bits, sign of 1/8
+//!       | 4 × u16: four scales, 4 bits of d
 //! ```
 
+use super::codes::{half_word, put_octet, set_nibble, write_codes};
 use super::grids::IQ1;
-use super::{half_word, put_octet, set_nibble, write_codes};
 
 /// Bits of a code of IQ1_S, and of IQ1_M.
 const S_BITS: usize = 2;

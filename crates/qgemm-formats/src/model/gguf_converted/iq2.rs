@@ -1,13 +1,22 @@
-//! IQ2_XXS, IQ2_XS and IQ2_S: 8 values an index, with a bit of sign each.
+//! IQ2_XXS, IQ2_XS and IQ2_S: 8 values an index,
+//! with a bit of sign each.
 //!
 //! ```text
-//! IQ2_XXS = d | 8 × (four indices of 8 bits | u32: four times 7 bits of signs, scale)
-//! IQ2_XS  = d | 32 × u16: index of 9 bits, 7 bits of signs | scales
-//! IQ2_S   = d | 32 × low 8 bits of an index | 32 × signs | 8 × upper bits of four indices | scales
+//! IQ2_XXS = d
+//!         | 8 × four indices of 8 bits, and
+//!           u32: four times 7 bits of signs, scale
+//! IQ2_XS  = d
+//!         | 32 × u16: index of 9 bits, 7 bits of signs
+//!         | scales
+//! IQ2_S   = d
+//!         | 32 × low 8 bits of an index
+//!         | 32 × signs
+//!         | 8 × upper bits of four indices
+//!         | scales
 //! ```
 
+use super::codes::{eighth_sign, half_word, put_octet, set_nibble, write_codes};
 use super::grids::{IQ2_S, IQ2_XS, IQ2_XXS};
-use super::{eighth_sign, half_word, put_octet, set_nibble, write_codes};
 use crate::model::raw::word;
 
 /// Bits of a code.

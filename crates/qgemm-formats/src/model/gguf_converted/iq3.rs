@@ -1,12 +1,19 @@
-//! IQ3_XXS and IQ3_S: 4 values an index, with a bit of sign each.
+//! IQ3_XXS and IQ3_S: 4 values an index, with a
+//! bit of sign each.
 //!
 //! ```text
-//! IQ3_XXS = d | 64 × index of 8 bits | 8 × u32: four times 7 bits of signs, scale
-//! IQ3_S   = d | 64 × low 8 bits of an index | 64 upper bits | 32 × signs | scales
+//! IQ3_XXS = d
+//!         | 64 × index of 8 bits
+//!         | 8 × u32: four times 7 bits of signs, scale
+//! IQ3_S   = d
+//!         | 64 × low 8 bits of an index
+//!         | 64 upper bits
+//!         | 32 × signs
+//!         | scales
 //! ```
 
+use super::codes::{eighth_sign, set_nibble, write_codes};
 use super::grids::{IQ3_S, IQ3_XXS};
-use super::{eighth_sign, set_nibble, write_codes};
 use crate::model::raw::word;
 
 /// Bits of a code.

@@ -1,7 +1,8 @@
-//! Q2_0 (type 42): groups of 64 as in ggml, or of 128 in older files. Files
-//! do not say which. The distances between tensors do.
+//! Q2_0 (type 42): groups of 64 as in ggml, or of 128 in
+//! older files. Files do not say which. The distances
+//! between tensors do.
 
-use super::blocks_of;
+use super::blocks::blocks_of;
 use crate::desc::{Format, FormatDesc};
 use crate::error::FormatError;
 use crate::formats::ternary::{Q2_0_G64, Q2_0_G128};
@@ -19,7 +20,8 @@ pub(in crate::model) struct Q2_0 {
 }
 
 impl Q2_0 {
-    /// Compares sizes with the distances between all such tensors.
+    /// Compares sizes with the distances between all such
+    /// tensors.
     pub fn of(tensors: &[GgufTensor], alignment: usize) -> Self {
         let fits = |format: &&FormatDesc| {
             tensors.iter().filter(|tensor| Self::is(tensor)).all(|tensor| {
@@ -42,8 +44,9 @@ impl Q2_0 {
     /// Layer of a tensor.
     ///
     /// # Errors
-    /// [`FormatError::UnsupportedFile`] when groups of 64 and of 128 fit the file, or
-    /// neither does, and for vectors. [`FormatError::KNotMultiple`].
+    /// [`FormatError::UnsupportedFile`] when groups of 64 and
+    /// of 128 fit the file, or neither does, and for vectors.
+    /// [`FormatError::KNotMultiple`].
     pub fn layer(&self, tensor: &GgufTensor) -> Result<BlockLayer, FormatError> {
         let format = match self.fitting[..] {
             [format] => format,

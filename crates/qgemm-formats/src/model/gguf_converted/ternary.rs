@@ -1,8 +1,13 @@
-//! TQ1_0, whose bytes hold five codes of −1, 0 and 1, and Q1_0, of signs alone.
+//! TQ1_0, whose bytes hold five codes of −1, 0 and 1,
+//! and Q1_0, of signs alone.
 //!
 //! ```text
-//! TQ1_0 = 32 bytes of five codes | 16 bytes of five | 4 bytes of four | d
-//! Q1_0  = d | 128 signs, low bits first
+//! TQ1_0 = 32 bytes of five codes
+//!       | 16 bytes of five
+//!       | 4 bytes of four
+//!       | d
+//! Q1_0  = d
+//!       | 128 signs, low bits first
 //! ```
 
 use crate::formats::{linear, q2_k};

@@ -1,8 +1,10 @@
-//! Grids of GGUF's IQ types, which are constants of these types in ggml.
+//! Grids of GGUF's IQ types, which are constants of these
+//! types in ggml.
 //!
-//! An entry packs the numbers of consecutive values, low bits first: eight of two
-//! bits, or four of four bits. A number is the place of a magnitude in the
-//! type's ascending list, or of −1, 0 and 1.
+//! An entry packs the numbers of consecutive values, low
+//! bits first: eight of two bits, or four of four bits. A
+//! number is the place of a magnitude in the type's
+//! ascending list, or of −1, 0 and 1.
 
 mod iq1;
 mod iq2;
