@@ -305,7 +305,8 @@ impl fmt::Debug for FormatDesc {
 /// | `q2_k`, `q3_k`, `q4_k`, `q5_k`, `q6_k` | GGUF K-quants: 2 to 6-bit integers in super-blocks of 256, quantized sub-block scales and (Q2, Q4, Q5) minimums |
 /// | `iq4_nl`, `iq4_xs` | GGUF: a 16-entry table, in blocks of 32 and super-blocks of 256 |
 /// | `iq1_s`, `iq1_m`, `iq2`, `iq3_xxs`, `iq3_s` | GGUF IQ1 to IQ3: 2 to 4-bit codes in super-blocks of 256, quantized sub-block scales; grids are looked up at load |
-/// | `tq2_0`, `q2_0_g64`, `q2_0_g128` | GGUF TQ2_0, TQ1_0, Q2_0 and Q1_0: −1, 0 and 1 (2-bit codes) in blocks of 256, 64 and 128, one f16 scale |
+/// | `q1_0` | GGUF: signs in blocks of 128, one f16 scale |
+/// | `tq2_0`, `q2_0_g64`, `q2_0_g128` | GGUF TQ2_0, TQ1_0 and Q2_0: −1, 0 and 1 (2-bit codes) in blocks of 256, 64 and 128, one f16 scale |
 /// | `mxfp4` | E2M1 in blocks of 32, E8M0 scale |
 /// | `int2_g32`, `int2_g64`, `int2_g128`, `int3_g32`, `int3_g64`, `int3_g128`, `int4_g32`, `int4_g64`, `int4_g128`, `int8_g32`, `int8_g64`, `int8_g128` | GPTQ and AWQ: 2, 3, 4 and 8-bit integers in groups of 32, 64 and 128, f16 scale and zero point; optional act-order |
 /// | `int8_channel` | INT8, one scale per output feature |

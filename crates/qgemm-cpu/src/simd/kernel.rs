@@ -90,6 +90,9 @@ pub unsafe fn decode<V: Vector>(k_tile: &KTile<'_>, first: usize, columns: usize
             (Encoding::Codebook(table), 4, _) => {
                 decode_codes::<V, 4, 0>(&Table(table.map(f32::from)), k_tile, first, columns, out);
             }
+            (Encoding::Codebook(table), 1, _) => {
+                decode_codes::<V, 1, 0>(&Table(table.map(f32::from)), k_tile, first, columns, out);
+            }
             (Encoding::Codebook(table), ..) => {
                 decode_codes::<V, 2, 1>(&Table(table.map(f32::from)), k_tile, first, columns, out);
             }

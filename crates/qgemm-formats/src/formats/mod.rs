@@ -17,6 +17,7 @@ pub mod mxfp8;
 mod nibbles;
 pub mod nvfp4;
 pub mod plain;
+pub mod q1_0;
 pub mod q2_k;
 pub mod q3_k;
 pub mod q4_0;
@@ -54,6 +55,7 @@ pub static ALL: &[&FormatDesc] = &[
     &grid::IQ2,
     &grid::IQ3_XXS,
     &grid::IQ3_S,
+    &q1_0::Q1_0,
     &ternary::TQ2_0,
     &ternary::Q2_0_G64,
     &ternary::Q2_0_G128,

@@ -27,8 +27,8 @@ pub static TQ2_0: FormatDesc = FormatDesc {
 };
 /// GGUF Q2_0.
 pub static Q2_0_G64: FormatDesc = q2_0::<64>("q2_0_g64", "2-bit, one f16 scale per 64 (GGUF Q2_0)");
-/// Q2_0 of older GGUF files. Q1_0 is converted to it.
-pub static Q2_0_G128: FormatDesc = q2_0::<128>("q2_0_g128", "2-bit, one f16 scale per 128 (GGUF Q2_0, Q1_0)");
+/// Q2_0 of older GGUF files.
+pub static Q2_0_G128: FormatDesc = q2_0::<128>("q2_0_g128", "2-bit, one f16 scale per 128 (GGUF Q2_0)");
 
 const fn q2_0<const GROUP: usize>(name: &'static str, summary: &'static str) -> FormatDesc {
     FormatDesc {

@@ -57,6 +57,7 @@ fn signs_are_bits_of_q1_0() {
     let block = |d: f32, byte: u8| [&f16::from_f32(d).to_le_bytes()[..], &[byte; 16]].concat();
     let blocks = [block(0.5, 0b0000_0101), block(-2.0, 0xff), block(3.0, 0), block(1.0, 0x80)].concat();
     let weight = model(&[("w.weight", &[2, 256], Q1_0, &blocks)]).weight("w").expect("loads");
+    assert_eq!((weight.format().name, weight.blocks()), ("q1_0", &blocks[..]));
     let values = values(&weight);
     assert_eq!(values[..8], [0.5, -0.5, 0.5, -0.5, -0.5, -0.5, -0.5, -0.5]);
     assert!(values[128..256].iter().all(|&v| v == -2.0) && values[256..384].iter().all(|&v| v == -3.0));

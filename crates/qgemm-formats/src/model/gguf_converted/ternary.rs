@@ -1,16 +1,13 @@
-//! TQ1_0, whose bytes hold five codes of −1, 0 and 1,
-//! and Q1_0, of signs alone.
+//! TQ1_0, whose bytes hold five codes of −1, 0 and 1.
 //!
 //! ```text
 //! TQ1_0 = 32 bytes of five codes
 //!       | 16 bytes of five
 //!       | 4 bytes of four
 //!       | d
-//! Q1_0  = d
-//!       | 128 signs, low bits first
 //! ```
 
-use crate::formats::{linear, q2_k};
+use crate::formats::q2_k;
 
 pub(super) fn tq1_0(block: &[u8], out: &mut [u8]) {
     let mut codes = [0; 256];
@@ -32,10 +29,4 @@ fn put_runs(bytes: &[u8], codes: &mut [u32]) {
             *code = u32::from(rest) * 3 >> 8;
         }
     }
-}
-
-pub(super) fn q1_0(block: &[u8], out: &mut [u8]) {
-    let codes: [u8; 128] = std::array::from_fn(|i| 2 * (block[2 + i / 8] >> (i % 8) & 1));
-    out[..2].copy_from_slice(&block[..2]);
-    linear::pack(2, &codes, &mut out[2..]);
 }
