@@ -50,9 +50,9 @@ pub struct CodeShape {
 
 impl CodeShape {
     /// Number of packed shapes, the first ones of [`CodeShape::ALL`].
-    pub const PACKED: usize = 22;
+    pub const PACKED: usize = 21;
     /// The shapes of all formats, then their unpacked shapes.
-    pub const ALL: [Self; 36] = [
+    pub const ALL: [Self; 35] = [
         Self::of_integers([2, 0], 16, true, true),
         Self::of_integers([2, 0], 32, false, false),
         Self::of_integers([2, 0], 32, false, true),
@@ -70,7 +70,6 @@ impl CodeShape {
         Self::of_integers([8, 0], 32, false, false),
         Self::of_integers([8, 0], 32, false, true),
         Self::of_table([1, 0], 32, false),
-        Self::of_table([1, 0], 32, true),
         Self::of_table([2, 1], 16, true),
         Self::of_table([4, 0], 32, false),
         Self::of_table([4, 0], 32, true),
