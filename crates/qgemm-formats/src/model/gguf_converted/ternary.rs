@@ -1,4 +1,4 @@
-//! TQ1_0, whose bytes hold five codes of −1, 0 and 1.
+//! TQ1_0: bytes of five codes of −1, 0 and 1.
 //!
 //! ```text
 //! TQ1_0 = 32 bytes of five codes
@@ -19,7 +19,8 @@ pub(super) fn tq1_0(block: &[u8], out: &mut [u8]) {
     d.copy_from_slice(&block[52..]);
 }
 
-/// Writes one code of each byte, then the next of each.
+/// Writes one code of each byte, then the next
+/// of each.
 ///
 /// A byte is a fraction in base 3, in units of 1/256.
 fn put_runs(bytes: &[u8], codes: &mut [u32]) {
