@@ -34,7 +34,10 @@ pub struct TensorRow {
 impl From<&TensorInfo> for TensorRow {
     fn from(info: &TensorInfo) -> Self {
         let (format, readable) = match &info.kind {
-            TensorKind::Quantized(format) => (format.to_string(), true),
+            TensorKind::Quantized(format) => match info.type_name.as_str() {
+                own if own.is_empty() || own.eq_ignore_ascii_case(format.name) => (format.to_string(), true),
+                own => (format!("{format} ({own})"), true),
+            },
             TensorKind::Dense(dtype) => (dtype.to_string(), true),
             TensorKind::Opaque(why) => (why.clone(), false),
         };

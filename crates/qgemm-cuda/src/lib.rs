@@ -53,8 +53,8 @@ pub use cache::{CACHE_VARIABLE, cache_folder};
 /// Driver bindings, for callers that pass their own streams.
 pub use cudarc;
 pub use families::{
-    Addresses, CATALOG, CudaOperation, KernelLaunch, LaunchParams, MakeKernel, Repack, RepackLaunch, ask_registers,
-    manifest, repack_bandwidth,
+    Addresses, CATALOG, CudaOperation, KernelLaunch, LaunchParams, MakeKernel, Repack, RepackLaunch, all_kernels,
+    ask_registers, manifest, repack_bandwidth,
 };
 pub use graph::{Graph, LentGraph, capture, capture_lent, capture_with};
 pub use hash::Sha256Hash;

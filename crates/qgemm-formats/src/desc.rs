@@ -198,6 +198,9 @@ pub struct FormatDesc {
     pub dequant: &'static str,
     /// GGUF type number (`enum ggml_type`), if GGUF has the format.
     pub ggml_type: Option<u32>,
+    /// Whether files of this format are rare. Its kernels are compiled on first use
+    /// instead of ahead.
+    pub is_rare: bool,
     /// Dequantizes one block into `block_len` values, without the row scale.
     pub dequantize_block: fn(block: &[u8], out: &mut [f32]),
     /// Rule for scale and minimum of each sub-block, from the records of a block.
@@ -301,6 +304,9 @@ impl fmt::Debug for FormatDesc {
 /// | `q4_1`, `q5_1` | GGUF: 4 and 5-bit integers in blocks of 32, f16 scale and minimum |
 /// | `q2_k`, `q3_k`, `q4_k`, `q5_k`, `q6_k` | GGUF K-quants: 2 to 6-bit integers in super-blocks of 256, quantized sub-block scales and (Q2, Q4, Q5) minimums |
 /// | `iq4_nl`, `iq4_xs` | GGUF: a 16-entry table, in blocks of 32 and super-blocks of 256 |
+/// | `iq1_s`, `iq1_m`, `iq2`, `iq3_xxs`, `iq3_s` | GGUF IQ1 to IQ3: 2 to 4-bit codes in super-blocks of 256, quantized sub-block scales; grids are looked up at load |
+/// | `q1_0` | GGUF: signs in blocks of 128, one f16 scale |
+/// | `tq2_0`, `q2_0_g64`, `q2_0_g128` | GGUF TQ2_0, TQ1_0 and Q2_0: −1, 0 and 1 (2-bit codes) in blocks of 256, 64 and 128, one f16 scale |
 /// | `mxfp4` | E2M1 in blocks of 32, E8M0 scale |
 /// | `int2_g32`, `int2_g64`, `int2_g128`, `int3_g32`, `int3_g64`, `int3_g128`, `int4_g32`, `int4_g64`, `int4_g128`, `int8_g32`, `int8_g64`, `int8_g128` | GPTQ and AWQ: 2, 3, 4 and 8-bit integers in groups of 32, 64 and 128, f16 scale and zero point; optional act-order |
 /// | `int8_channel` | INT8, one scale per output feature |

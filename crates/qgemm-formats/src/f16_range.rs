@@ -6,6 +6,7 @@ use rayon::prelude::*;
 
 use crate::desc::{Encoding, Format, ScaleType};
 use crate::dtype::DType;
+use crate::sub_scale::Minimum;
 use crate::weight::HostWeight;
 
 /// Smallest normal f16.
@@ -25,8 +26,8 @@ impl HostWeight {
     ///   ([`FormatDesc::unit_range`](crate::FormatDesc::unit_range)).
     ///   For formats without such scales, no value does.
     /// - Precision: in each row, f16 subnormals lose at most 2^-24 of the row's
-    ///   Σw². Formats with f16 or E4M3 scales lose nothing, since their values
-    ///   are multiples of 2^-24.
+    ///   Σw². Formats of integers with f16 or E4M3 scales lose nothing, since
+    ///   their values are multiples of 2^-24.
     ///
     /// Infinite or NaN codes (FP8, F16) are ignored: f16 represents them.
     /// Reads scales, and values only for the second rule. Runs on all threads
@@ -69,8 +70,17 @@ impl HostWeight {
 fn loses_small_values(format: Format) -> bool {
     match format.encoding {
         Encoding::Plain(dtype) => dtype != DType::F16,
-        _ => format.float_scales.iter().any(|s| matches!(s.kind, ScaleType::F32 | ScaleType::E8M0)),
+        _ => format.float_scales.iter().any(|s| match s.kind {
+            ScaleType::F32 | ScaleType::E8M0 => true,
+            ScaleType::F16 => has_fractions(format),
+            ScaleType::E4M3 => false,
+        }),
     }
+}
+
+/// Whether values are fractions of the block's scale.
+fn has_fractions(format: Format) -> bool {
+    format.sub_scales.times < 1.0 || matches!(format.sub_scales.minimum, Minimum::Eighths(_))
 }
 
 /// Precision rule for one row times a factor.
@@ -130,6 +140,22 @@ mod tests {
         assert!(!all(127 - 24).fits_f16());
         assert!(!all(1).fits_f16());
         assert!(!all(0).fits_f16());
+    }
+
+    #[test]
+    fn eighths_of_the_smallest_scale_are_lost() {
+        // Codes of 3 bits, nibbles of scales, d.
+        let row = |code: u8, d: u8| {
+            let codes = [
+                code | code << 3 | code << 6,
+                code >> 2 | code << 1 | code << 4 | code << 7,
+                code >> 1 | code << 2 | code << 5,
+            ];
+            weight("iq2", 1, 256, [&codes.repeat(32)[..], &[0; 8], &[d, 0]].concat()).fits_f16()
+        };
+        assert!(row(0, 1), "8 eighths of 2^-24");
+        assert!(!row(1, 1), "25 eighths of 2^-24");
+        assert!(row(1, 8), "25 · 2^-24");
     }
 
     #[test]

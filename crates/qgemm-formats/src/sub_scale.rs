@@ -43,9 +43,11 @@ impl BitField {
 pub struct SubCodes {
     /// `[low, high]` for every sub-block of a block.
     pub fields: &'static [[BitField; 2]],
-    /// XOR mask, applied before `offset` is subtracted. 0x80 and 128 decode
-    /// an 8-bit two's complement.
+    /// XOR mask, applied first. 0x80 and an offset of 128 decode an 8-bit two's
+    /// complement.
     pub flip: u32,
+    /// Left shift, applied before `offset` is subtracted.
+    pub shift: u32,
     /// Offset to subtract.
     pub offset: i32,
 }
@@ -53,13 +55,23 @@ pub struct SubCodes {
 impl SubCodes {
     /// Unsigned integers.
     pub const fn unsigned(fields: &'static [[BitField; 2]]) -> Self {
-        Self { fields, flip: 0, offset: 0 }
+        Self::less(fields, 0)
+    }
+
+    /// Unsigned integers less `offset`.
+    pub const fn less(fields: &'static [[BitField; 2]], offset: i32) -> Self {
+        Self { fields, flip: 0, shift: 0, offset }
+    }
+
+    /// Odd integers `2 · code + from`.
+    pub const fn odd(fields: &'static [[BitField; 2]], from: i32) -> Self {
+        Self { fields, flip: 0, shift: 1, offset: -from }
     }
 
     fn read(&self, records: &[u8], sub: usize) -> f32 {
         let [low, high] = self.fields[sub];
         let code = low.read(records) | high.read(records) << low.bits;
-        ((code ^ self.flip) as i32 - self.offset) as f32
+        (((code ^ self.flip) << self.shift) as i32 - self.offset) as f32
     }
 }
 
@@ -74,6 +86,8 @@ pub enum Minimum {
     Stored(FloatScale),
     /// `−number · integer`: a number of the block and an integer of each sub-block.
     Coded(FloatScale, SubCodes),
+    /// `−scale · integer / 8`, with an integer of each sub-block.
+    Eighths(SubCodes),
 }
 
 /// Rule for a block's sub-block scales, from its records in the order of
@@ -112,6 +126,7 @@ impl SubScales {
                 Minimum::Zero(byte) => -scale * f32::from(records[byte]),
                 Minimum::Stored(stored) => stored.read(records),
                 Minimum::Coded(factor, codes) => -factor.read(records) * codes.read(records, sub),
+                Minimum::Eighths(codes) => -scale * (codes.read(records, sub) / 8.0),
             };
             *out = SubScale { scale, min };
         }

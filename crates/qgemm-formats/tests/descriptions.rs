@@ -77,6 +77,7 @@ fn gguf_numbers_and_sizes() {
         ("q6_k", 14, 256, 210),
         ("iq4_nl", 20, 32, 18),
         ("iq4_xs", 23, 256, 136),
+        ("tq2_0", 35, 256, 66),
         ("mxfp4", 39, 32, 17),
     ];
     for (name, number, block_len, block_bytes) in expected {

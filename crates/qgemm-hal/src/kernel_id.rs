@@ -9,6 +9,7 @@
 use std::fmt::{self, Write};
 use std::str::FromStr;
 
+use qgemm_formats::Format;
 use thiserror::Error;
 
 use crate::caps::Variant;
@@ -81,6 +82,19 @@ macro_rules! specs {
     };
 }
 crate::with_operations!(specs);
+
+impl Spec {
+    /// Format of the weight that the kernel reads, if it reads one.
+    pub const fn weight(&self) -> Option<Format> {
+        match self {
+            Spec::Gemm(spec) | Spec::Experts(spec) => Some(spec.w),
+            Spec::Pack(spec) => Some(spec.w),
+            Spec::Unpack(spec) => Some(spec.w),
+            Spec::GatherRows(spec) => Some(spec.w),
+            _ => None,
+        }
+    }
+}
 
 /// A text that is not a kernel identity.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -247,7 +261,7 @@ pub(crate) use spec;
 
 #[cfg(test)]
 mod tests {
-    use qgemm_formats::{DType, Format, XFormat};
+    use qgemm_formats::{DType, XFormat};
 
     use super::*;
     use crate::axis::KernelDType;

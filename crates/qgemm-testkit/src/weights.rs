@@ -454,7 +454,8 @@ mod tests {
                     let weight = weight(kind, format, 5, k, None, 1).unwrap_or_else(|e| panic!("{format} {k}: {e}"));
                     let distinct: std::collections::BTreeSet<u32> =
                         weight.dequantize_row(3).iter().map(|v| v.to_bits()).collect();
-                    assert!(distinct.len() > 3, "{format} {} of K {k} is all but constant", kind.name());
+                    let codes = 1usize << format.code_bits().min(2);
+                    assert!(distinct.len() >= codes, "{format} {} of K {k} is all but constant", kind.name());
                 }
             }
         }

@@ -13,7 +13,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
-use qgemm_cuda::{Artifact, BUNDLE_EXTENSION, Bundle, KernelSpec, Target, build, manifest};
+use qgemm_cuda::{Artifact, BUNDLE_EXTENSION, Bundle, KernelSpec, Target, all_kernels, build, manifest};
 use qgemm_formats::Format;
 use qgemm_hal::{KernelId, Spec};
 use xtask::workspace;
@@ -178,7 +178,7 @@ fn jobs(args: &Args, targets: &[Target]) -> anyhow::Result<Vec<Job>> {
     let mut jobs = Vec::new();
     for &target in targets {
         let variant = target.variant().map_err(anyhow::Error::msg)?;
-        let mut specs = manifest(variant);
+        let mut specs = if args.format.is_empty() { manifest(variant) } else { all_kernels(variant) };
         specs.retain(|spec| args.wants(&spec.name));
         jobs.extend(specs.into_iter().map(|spec| Job { spec, target }));
     }
@@ -238,12 +238,7 @@ fn wanted(name: &str, family: &Option<String>, formats: &[Format]) -> bool {
     let Ok(id) = name.parse::<KernelId>() else { return family.is_none() && formats.is_empty() };
     let is_prologue = matches!(id.spec, Spec::Convert(_));
     let of_family = |f: &String| id.family.as_str() == f || is_prologue && f == "gemm";
-    let of_format = match id.spec {
-        Spec::Gemm(gemm) | Spec::Experts(gemm) => formats.contains(&gemm.w),
-        Spec::Pack(pack) => formats.contains(&pack.w),
-        Spec::Unpack(unpack) => formats.contains(&unpack.w),
-        _ => is_prologue,
-    };
+    let of_format = id.spec.weight().map_or(is_prologue, |weight| formats.contains(&weight));
     family.as_ref().is_none_or(of_family) && (formats.is_empty() || of_format)
 }
 

@@ -50,11 +50,14 @@ pub struct CodeShape {
 
 impl CodeShape {
     /// Number of packed shapes, the first ones of [`CodeShape::ALL`].
-    pub const PACKED: usize = 16;
+    pub const PACKED: usize = 21;
     /// The shapes of all formats, then their unpacked shapes.
-    pub const ALL: [Self; 29] = [
+    pub const ALL: [Self; 35] = [
         Self::of_integers([2, 0], 16, true, true),
+        Self::of_integers([2, 0], 32, false, false),
         Self::of_integers([2, 0], 32, false, true),
+        Self::of_integers([2, 0], 32, true, false),
+        Self::of_integers([2, 0], 32, true, true),
         Self::of_integers([2, 1], 16, true, false),
         Self::of_integers([2, 1], 32, false, true),
         Self::of_integers([4, 0], 32, false, false),
@@ -66,11 +69,14 @@ impl CodeShape {
         Self::of_integers([4, 2], 16, true, false),
         Self::of_integers([8, 0], 32, false, false),
         Self::of_integers([8, 0], 32, false, true),
-        Self::of_table(32, false),
-        Self::of_table(32, true),
-        Self::of_table(16, true),
+        Self::of_table([1, 0], 32, false),
+        Self::of_table([2, 1], 16, true),
+        Self::of_table([4, 0], 32, false),
+        Self::of_table([4, 0], 32, true),
+        Self::of_table([4, 0], 16, true),
         Self::of_integers([4, 0], 32, false, false).unpacked(),
         Self::of_integers([4, 0], 32, false, true).unpacked(),
+        Self::of_integers([4, 0], 32, true, false).unpacked(),
         Self::of_integers([4, 0], 32, true, true).unpacked(),
         Self::of_integers([4, 1], 32, false, false).unpacked(),
         Self::of_integers([4, 1], 32, false, true).unpacked(),
@@ -80,22 +86,22 @@ impl CodeShape {
         Self::of_integers([4, 2], 16, true, false).unpacked(),
         Self::of_integers([8, 0], 32, false, false).unpacked(),
         Self::of_integers([8, 0], 32, false, true).unpacked(),
-        Self::of_table(32, true).unpacked(),
-        Self::of_table(16, true).unpacked(),
+        Self::of_table([4, 0], 32, true).unpacked(),
+        Self::of_table([4, 0], 16, true).unpacked(),
     ];
 
     const fn of_integers(planes: [usize; 2], span: usize, wide: bool, minima: bool) -> Self {
         Self { planes, table: false, span, wide, minima, bits: planes[0] + planes[1], unpacked: false }
     }
 
-    const fn of_table(span: usize, wide: bool) -> Self {
-        Self { table: true, bits: 8, ..Self::of_integers([4, 0], span, wide, false) }
+    const fn of_table(planes: [usize; 2], span: usize, wide: bool) -> Self {
+        Self { table: true, bits: 8, ..Self::of_integers(planes, span, wide, false) }
     }
 
     /// Shape of codes with this `encoding` and bits per plane.
     pub fn new(encoding: Encoding, planes: [usize; 2], span: usize, wide: bool) -> Self {
         match encoding {
-            Encoding::Codebook(_) => Self::of_table(span, wide),
+            Encoding::Codebook(_) => Self::of_table(planes, span, wide),
             _ => Self::of_integers(planes, span, wide, matches!(encoding, Encoding::IntAffine | Encoding::IntZero)),
         }
     }

@@ -29,7 +29,7 @@ struct Table([f32; 16]);
 impl Number for Table {
     #[inline(always)]
     unsafe fn of<V: Vector>(&self, codes: V::Words) -> V::Floats {
-        // SAFETY: the caller's promise; codes of a table have four bits.
+        // SAFETY: the caller's promise; codes of a table have at most four bits.
         unsafe { V::lookup(&self.0, codes) }
     }
 }
@@ -87,8 +87,14 @@ pub unsafe fn decode<V: Vector>(k_tile: &KTile<'_>, first: usize, columns: usize
     unsafe {
         match (k_tile.layout.format().encoding, bits(0), bits(1)) {
             (Encoding::Plain(dtype), ..) => decode_plain::<V>(k_tile, dtype, first, columns, out),
-            (Encoding::Codebook(table), ..) => {
+            (Encoding::Codebook(table), 4, _) => {
                 decode_codes::<V, 4, 0>(&Table(table.map(f32::from)), k_tile, first, columns, out);
+            }
+            (Encoding::Codebook(table), 1, _) => {
+                decode_codes::<V, 1, 0>(&Table(table.map(f32::from)), k_tile, first, columns, out);
+            }
+            (Encoding::Codebook(table), ..) => {
+                decode_codes::<V, 2, 1>(&Table(table.map(f32::from)), k_tile, first, columns, out);
             }
             (Encoding::E4M3, ..) => decode_codes::<V, 8, 0>(&E4M3, k_tile, first, columns, out),
             (Encoding::E5M2, ..) => decode_codes::<V, 8, 0>(&E5M2, k_tile, first, columns, out),

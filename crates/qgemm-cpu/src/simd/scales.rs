@@ -47,6 +47,8 @@ struct Codes {
     quads: Vec<Vec<Bits>>,
     /// XOR mask of the words.
     flip: u32,
+    /// Left shift of an integer.
+    shift: u32,
     /// Offset to subtract.
     offset: i32,
 }
@@ -57,6 +59,7 @@ enum Min {
     Zero(Source),
     Stored(Source, ScaleType),
     Coded(Source, ScaleType, Codes),
+    Eighths(Codes),
 }
 
 /// Block of a k-tile.
@@ -101,6 +104,7 @@ impl Scales {
             let codes = |codes: SubCodes| Codes {
                 quads: codes.fields[..sub_blocks].chunks(4).map(|fields| bits(layout, block, fields)).collect(),
                 flip: codes.flip * 0x0101_0101,
+                shift: codes.shift,
                 offset: codes.offset,
             };
             let records = &format.sub_scales;
@@ -114,6 +118,7 @@ impl Scales {
                     Minimum::Coded(float, minima) => {
                         Min::Coded(source(layout, block, float.offset), float.kind, codes(minima))
                     }
+                    Minimum::Eighths(minima) => Min::Eighths(codes(minima)),
                 },
             }
         };
@@ -284,6 +289,12 @@ unsafe fn unpack_mins<V: Vector>(block: &Block, k_tile: &[u8], scales: &[f32], m
                 let factor = V::multiply(float::<V>(k_tile, *at, *kind), V::splat(-1.0));
                 integers::<V>(k_tile, codes, factor, mins);
             }
+            Min::Eighths(codes) => {
+                integers::<V>(k_tile, codes, V::splat(-0.125), mins);
+                for (scale, min) in scales.chunks_exact(LANES).zip(mins.chunks_exact_mut(LANES)) {
+                    V::store(min.as_mut_ptr(), V::multiply(V::load(scale.as_ptr()), V::load(min.as_ptr())));
+                }
+            }
         }
     }
 }
@@ -305,7 +316,8 @@ unsafe fn integers<V: Vector>(k_tile: &[u8], codes: &Codes, factor: V::Floats, o
                 words = V::xor(words, V::and(moved, bits.mask));
             }
             for (i, out) in out.chunks_exact_mut(LANES).enumerate() {
-                let integer = V::add(V::and(V::shift_right(words, 8 * i as u32), 0xff), offset);
+                let code = V::and(V::shift_right(words, 8 * i as u32), 0xff);
+                let integer = V::add(V::shift_left(code, codes.shift), offset);
                 V::store(out.as_mut_ptr(), V::multiply(factor, V::to_floats(integer)));
             }
         }

@@ -8,7 +8,8 @@
 #include "mainloop/sub_block_accumulators.cuh"
 
 // Formats with super-blocks have k-tiles of 256 columns.
-constexpr bool HAS_SCALE_TABLE = QG_K_TILE > 128;
+// One scale for all of them needs no table.
+constexpr bool HAS_SCALE_TABLE = QG_K_TILE > 128 && QG_SUB_BLOCK < QG_K_TILE;
 
 // Scales of a row in units of four.
 // UNITS is 0 without a table.

@@ -103,6 +103,7 @@ const fn by_row(
         scale_planes: &[],
         dequant: name,
         ggml_type: None,
+        is_rare: false,
         dequantize_block,
         sub_scales: SubScales::ONE,
         quantize_blocks: None,

@@ -30,6 +30,7 @@ pub static INT8_CHANNEL: FormatDesc = FormatDesc {
     scale_planes: &[],
     dequant: "int8_channel",
     ggml_type: None,
+    is_rare: false,
     dequantize_block,
     sub_scales: SubScales { minimum: Minimum::Offset(128), ..SubScales::ONE },
     quantize_blocks: None,

@@ -95,6 +95,7 @@ impl<const BITS: usize, const GROUP: usize> IntGroup<BITS, GROUP> {
             scale_planes: Self::SCALE_PLANES,
             dequant: stem,
             ggml_type: None,
+            is_rare: false,
             dequantize_block: Self::dequantize_block,
             sub_scales: SubScales::stored(FloatScale { offset: 0, kind: ScaleType::F16 }, Minimum::Zero(2)),
             quantize_blocks: Some(Self::quantize_blocks),

@@ -23,6 +23,7 @@ pub static IQ4_NL: FormatDesc = FormatDesc {
     scale_planes: &[ScalePlane { name: "d", bytes: 2, span: 32, rows: 1 }],
     dequant: "iq4_nl",
     ggml_type: Some(20),
+    is_rare: false,
     dequantize_block,
     sub_scales: SubScales::stored(FloatScale { offset: 0, kind: ScaleType::F16 }, Minimum::Offset(0)),
     quantize_blocks: Some(quantize_blocks),

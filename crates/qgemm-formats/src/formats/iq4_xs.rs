@@ -26,9 +26,10 @@ pub static IQ4_XS: FormatDesc = FormatDesc {
     scale_planes: &[ScalePlane { name: "scales", bytes: 8, span: 256, rows: 1 }],
     dequant: "iq4_xs",
     ggml_type: Some(23),
+    is_rare: false,
     dequantize_block,
     sub_scales: SubScales {
-        codes: Some(SubCodes { fields: &SCALES, flip: 0, offset: 32 }),
+        codes: Some(SubCodes::less(&SCALES, 32)),
         ..SubScales::stored(FloatScale { offset: 0, kind: ScaleType::F16 }, Minimum::Offset(0))
     },
     quantize_blocks: Some(quantize_blocks),

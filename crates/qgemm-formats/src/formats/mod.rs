@@ -4,16 +4,20 @@
 pub(crate) mod field;
 pub(crate) mod fit;
 pub mod fp8;
+pub mod grid;
 pub mod int8_channel;
 pub mod int_group;
+pub mod iq1_s;
 pub mod iq4_nl;
 pub mod iq4_xs;
+pub(crate) mod linear;
 pub(crate) mod matrix;
 pub mod mxfp4;
 pub mod mxfp8;
 mod nibbles;
 pub mod nvfp4;
 pub mod plain;
+pub mod q1_0;
 pub mod q2_k;
 pub mod q3_k;
 pub mod q4_0;
@@ -25,6 +29,7 @@ pub mod q5_k;
 pub mod q6_k;
 pub mod q8_0;
 mod scale_min;
+pub mod ternary;
 
 use crate::desc::FormatDesc;
 
@@ -45,6 +50,15 @@ pub static ALL: &[&FormatDesc] = &[
     &q6_k::Q6_K,
     &iq4_nl::IQ4_NL,
     &iq4_xs::IQ4_XS,
+    &iq1_s::IQ1_S,
+    &grid::IQ1_M,
+    &grid::IQ2,
+    &grid::IQ3_XXS,
+    &grid::IQ3_S,
+    &q1_0::Q1_0,
+    &ternary::TQ2_0,
+    &ternary::Q2_0_G64,
+    &ternary::Q2_0_G128,
     &mxfp4::MXFP4,
     &int_group::INT2_G32,
     &int_group::INT2_G64,

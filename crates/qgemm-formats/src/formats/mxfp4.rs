@@ -24,6 +24,7 @@ pub static MXFP4: FormatDesc = FormatDesc {
     scale_planes: &[ScalePlane { name: "d", bytes: 1, span: 32, rows: 1 }],
     dequant: "mxfp4",
     ggml_type: Some(39),
+    is_rare: false,
     dequantize_block,
     sub_scales: SubScales {
         times: 0.5,

@@ -37,6 +37,7 @@ pub static MXFP8: FormatDesc = FormatDesc {
     scale_planes: &[ScalePlane { name: "d", bytes: 1, span: SCALE_BLOCK, rows: 1 }],
     dequant: "mxfp8",
     ggml_type: None,
+    is_rare: false,
     dequantize_block: |block, out| dequantize(block, out, e4m3_to_f32),
     sub_scales: SubScales::stored(FloatScale { offset: 0, kind: ScaleType::E8M0 }, Minimum::Offset(0)),
     quantize_blocks: Some(|values, out| quantize(values, out, E4M3_EXPONENT, f32_to_e4m3)),

@@ -34,6 +34,7 @@ pub static NVFP4: FormatDesc = FormatDesc {
     scale_planes: &[ScalePlane { name: "d", bytes: 1, span: BLOCK, rows: 1 }],
     dequant: "nvfp4",
     ggml_type: None,
+    is_rare: false,
     dequantize_block,
     sub_scales: SubScales {
         times: 0.5,

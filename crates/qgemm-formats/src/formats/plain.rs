@@ -16,6 +16,7 @@ pub static F32: FormatDesc = FormatDesc {
     code_planes: &[32],
     dequant: "f32",
     ggml_type: Some(0),
+    is_rare: false,
     dequantize_block: |block, out| out[0] = DType::F32.read(block, 0),
     quantize_blocks: Some(|values, out| quantize(DType::F32, values, out)),
     unpack_block: |block, codes, _| codes[0] = u32::from_le_bytes([block[0], block[1], block[2], block[3]]),
@@ -30,6 +31,7 @@ pub static F16: FormatDesc = FormatDesc {
     unit_range: f16::MAX.to_f32_const(),
     dequant: "f16",
     ggml_type: Some(1),
+    is_rare: false,
     dequantize_block: |block, out| out[0] = DType::F16.read(block, 0),
     quantize_blocks: Some(|values, out| quantize(DType::F16, values, out)),
     ..PLAIN
@@ -53,6 +55,7 @@ const PLAIN: FormatDesc = FormatDesc {
     scale_planes: &[],
     dequant: "bf16",
     ggml_type: Some(30),
+    is_rare: false,
     dequantize_block: |block, out| out[0] = DType::BF16.read(block, 0),
     sub_scales: SubScales::ONE,
     quantize_blocks: Some(|values, out| quantize(DType::BF16, values, out)),

@@ -29,6 +29,7 @@ pub static Q2_K: FormatDesc = FormatDesc {
     ],
     dequant: "q2_k",
     ggml_type: Some(10),
+    is_rare: false,
     dequantize_block,
     sub_scales: SubScales {
         codes: Some(SubCodes::unsigned(&SCALES)),
@@ -61,7 +62,7 @@ pub(super) fn unpack_codes(bytes: &[u8], codes: &mut [u32]) {
 
 /// Packs 2-bit codes into 64 bytes. Upper bits of the codes are
 /// ignored.
-pub(super) fn pack_codes(codes: &[u32], bytes: &mut [u8]) {
+pub(crate) fn pack_codes(codes: &[u32], bytes: &mut [u8]) {
     for (bytes, codes) in bytes.chunks_exact_mut(32).zip(codes.chunks_exact(128)) {
         for (l, byte) in bytes.iter_mut().enumerate() {
             *byte = (0..4).fold(0, |byte, i| byte | ((codes[l + 32 * i] & 3) << (2 * i)) as u8);

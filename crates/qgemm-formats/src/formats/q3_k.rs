@@ -28,9 +28,10 @@ pub static Q3_K: FormatDesc = FormatDesc {
     ],
     dequant: "q3_k",
     ggml_type: Some(11),
+    is_rare: false,
     dequantize_block,
     sub_scales: SubScales {
-        codes: Some(SubCodes { fields: &SCALES, flip: 0, offset: 32 }),
+        codes: Some(SubCodes::less(&SCALES, 32)),
         ..SubScales::stored(FloatScale { offset: 12, kind: ScaleType::F16 }, Minimum::Offset(4))
     },
     quantize_blocks: Some(quantize_blocks),

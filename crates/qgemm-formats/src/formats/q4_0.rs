@@ -20,6 +20,7 @@ pub static Q4_0: FormatDesc = FormatDesc {
     scale_planes: &[ScalePlane { name: "d", bytes: 2, span: 32, rows: 1 }],
     dequant: "q4_0",
     ggml_type: Some(2),
+    is_rare: false,
     dequantize_block,
     sub_scales: SubScales::stored(FloatScale { offset: 0, kind: ScaleType::F16 }, Minimum::Offset(8)),
     quantize_blocks: Some(quantize_blocks),

@@ -20,6 +20,7 @@ pub static Q4_1: FormatDesc = FormatDesc {
     scale_planes: &[ScalePlane { name: "d", bytes: 4, span: 32, rows: 1 }],
     dequant: "q4_1",
     ggml_type: Some(3),
+    is_rare: false,
     dequantize_block,
     sub_scales: SubScales::stored(
         FloatScale { offset: 0, kind: ScaleType::F16 },

@@ -25,6 +25,7 @@ pub static Q4_K: FormatDesc = FormatDesc {
     scale_planes: &[ScalePlane { name: "scales", bytes: 16, span: 256, rows: 1 }],
     dequant: "q4_k",
     ggml_type: Some(12),
+    is_rare: false,
     dequantize_block,
     sub_scales: SUB_SCALES,
     quantize_blocks: Some(quantize_blocks),

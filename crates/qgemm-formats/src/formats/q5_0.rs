@@ -20,6 +20,7 @@ pub static Q5_0: FormatDesc = FormatDesc {
     scale_planes: &[ScalePlane { name: "d", bytes: 2, span: 32, rows: 1 }],
     dequant: "q5_0",
     ggml_type: Some(6),
+    is_rare: false,
     dequantize_block,
     sub_scales: SubScales::stored(FloatScale { offset: 0, kind: ScaleType::F16 }, Minimum::Offset(16)),
     quantize_blocks: Some(quantize_blocks),

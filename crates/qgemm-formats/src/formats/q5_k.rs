@@ -25,6 +25,7 @@ pub static Q5_K: FormatDesc = FormatDesc {
     scale_planes: &[ScalePlane { name: "scales", bytes: 16, span: 256, rows: 1 }],
     dequant: "q5_k",
     ggml_type: Some(13),
+    is_rare: false,
     dequantize_block,
     sub_scales: q4_k::SUB_SCALES,
     quantize_blocks: Some(quantize_blocks),

@@ -30,9 +30,10 @@ pub static Q6_K: FormatDesc = FormatDesc {
     ],
     dequant: "q6_k",
     ggml_type: Some(14),
+    is_rare: false,
     dequantize_block,
     sub_scales: SubScales {
-        codes: Some(SubCodes { fields: &SCALES, flip: 0x80, offset: 128 }),
+        codes: Some(SubCodes { fields: &SCALES, flip: 0x80, shift: 0, offset: 128 }),
         ..SubScales::stored(FloatScale { offset: 16, kind: ScaleType::F16 }, Minimum::Offset(32))
     },
     quantize_blocks: Some(quantize_blocks),

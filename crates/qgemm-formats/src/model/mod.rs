@@ -11,6 +11,7 @@ mod eight_bit;
 mod experts;
 mod four_bit;
 pub mod gguf;
+mod gguf_converted;
 mod gguf_nvfp4;
 mod gptq;
 mod grouped;
@@ -39,8 +40,9 @@ use crate::error::FormatError;
 use crate::names::nearest;
 pub use crate::names::printable;
 use crate::weight::{HostWeight, SharedBytes};
+use gguf_converted::{Conversion, ConvertedLayer, Q2_0};
 pub use json::strict_json;
-use layer::{BlockLayer, Layer, stack_size};
+use layer::{BlockLayer, Layer, erase, stack_size};
 pub use numbers::{NumberTensor, NumberType};
 pub use options::{GptqZeros, ModelOptions, NamedFile};
 use settings::Settings;
@@ -64,6 +66,8 @@ pub struct TensorInfo {
     pub name: String,
     /// Kind.
     pub kind: TensorKind,
+    /// Type in the file, by its own name. Empty for layers of several tensors.
+    pub type_name: String,
     /// Dimensions, outermost first: `[N, K]` of weights, `[matrices, N, K]` of stacks.
     pub shape: Vec<usize>,
     /// Bytes in the file, scales included.
@@ -368,14 +372,13 @@ impl Model {
     fn from_gguf(mut file: gguf::GgufFile) -> Result<Self, FormatError> {
         let mut model = Self { metadata: file.metadata, ..Self::empty() };
         let mut scales = gguf_nvfp4::take_scales(&mut file.tensors);
+        let q2_0 = Q2_0::of(&file.tensors, file.alignment);
         for tensor in file.tensors {
             let type_name = tensor.type_name();
-            if tensor.ggml_type == gguf_nvfp4::GGML_TYPE {
-                let (name, size, scale) = (tensor.name.clone(), tensor.bytes.len(), scales.remove(&tensor.name));
-                match gguf_nvfp4::GgufNvfp4Layer::new(tensor, scale) {
-                    Ok(layer) => model.push(name, layer.shape(), size, &type_name, Source::Layer(Arc::new(layer)))?,
-                    Err(error) => model.push(name, Vec::new(), size, &type_name, Source::Broken(error))?,
-                }
+            if let Some(layer) = converted(&tensor, &mut scales, &q2_0) {
+                let size = layer.as_ref().map_or(tensor.bytes.len(), |layer| layer.bytes());
+                let source = layer.map_or_else(Source::Broken, Source::Layer);
+                model.push(tensor.name, tensor.shape, size, &type_name, source)?;
                 continue;
             }
             let gguf::GgufTensor { name, shape, format, bytes, .. } = tensor;
@@ -429,7 +432,7 @@ impl Model {
         }
     }
 
-    /// Adds a tensor. `type_name` describes an opaque one.
+    /// Adds a tensor.
     fn push(
         &mut self,
         name: String,
@@ -447,7 +450,7 @@ impl Model {
         if self.by_name.insert(name.clone(), self.tensors.len()).is_some() {
             return Err(raw::bad(&name, "exists both quantized and unquantized"));
         }
-        self.tensors.push(TensorInfo { name, kind, shape, bytes });
+        self.tensors.push(TensorInfo { name, kind, type_name: type_name.to_owned(), shape, bytes });
         self.sources.push(source);
         Ok(())
     }
@@ -456,6 +459,23 @@ impl Model {
         let mut pairs: Vec<_> = self.tensors.drain(..).zip(self.sources.drain(..)).collect();
         pairs.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
         (self.tensors, self.sources) = pairs.into_iter().unzip();
+    }
+}
+
+/// Layer of a GGUF type whose blocks are not those of a format. `None` for other types.
+fn converted(
+    tensor: &gguf::GgufTensor,
+    nvfp4_scales: &mut HashMap<String, gguf::GgufTensor>,
+    q2_0: &Q2_0,
+) -> Option<Result<Arc<dyn Layer>, FormatError>> {
+    match Conversion::of(tensor.ggml_type) {
+        Some(conversion) => Some(erase(ConvertedLayer::new(tensor, conversion))),
+        None if tensor.ggml_type == gguf_nvfp4::GGML_TYPE => {
+            let scale = nvfp4_scales.remove(&tensor.name);
+            Some(erase(gguf_nvfp4::GgufNvfp4Layer::new(tensor.clone(), scale)))
+        }
+        None if Q2_0::is(tensor) => Some(erase(q2_0.layer(tensor))),
+        None => None,
     }
 }
 

@@ -245,14 +245,16 @@ fn version_2_and_unknown_types_are_read() {
     let raw = Raw::new(2, 3, 1).text("split.count").u32(2).u32(0x0000_0001).0;
     // `split.count` is a u16 in real files: two bytes follow the type.
     let mut raw = Raw(raw[..raw.len() - 2].to_vec());
-    raw = raw.tensor("odd", &[10, 3], 9999, 0).tensor("known", &[32, 1], 8, 64).tensor("iq", &[256], 16, 128).data(200);
+    raw =
+        raw.tensor("odd", &[10, 3], 9999, 0).tensor("known", &[32, 1], 8, 64).tensor("bits", &[256], 41, 128).data(200);
     let model = Model::from_bytes(raw.0.into(), None, Default::default()).expect("opens");
     let kinds: Vec<_> = model.tensors().iter().map(|t| (t.kind.clone(), t.bytes)).collect();
     assert_eq!(kinds[0], (TensorKind::Opaque("type 9999".into()), 64));
     assert_eq!(kinds[1], (TensorKind::Quantized(format("q8_0")), 34));
-    assert_eq!(kinds[2], (TensorKind::Opaque("IQ2_XXS".into()), 72));
+    let refused = "tensor `bits`: is Q1_0 of shape [256]: expected a matrix";
+    assert_eq!(kinds[2], (TensorKind::Opaque(refused.into()), 72));
     assert_eq!(model.info("odd").expect("listed").shape, [3, 10]);
-    for (name, kind) in [("iq", "is IQ2_XXS,"), ("odd", "is type 9999,")] {
+    for (name, kind) in [("bits", "is Q1_0 "), ("odd", "is type 9999,")] {
         let error = model.weight(name).expect_err("opaque").to_string();
         assert!(error.contains(kind), "{error}");
     }

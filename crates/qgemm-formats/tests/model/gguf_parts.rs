@@ -13,7 +13,7 @@ const NVFP4: u32 = 40;
 
 /// A file with u16 metadata, and tensors: name,
 /// dimensions (outermost first), type, bytes.
-fn gguf(metadata: &[(&str, u16)], tensors: &[(&str, &[usize], u32, &[u8])]) -> Vec<u8> {
+pub(crate) fn gguf(metadata: &[(&str, u16)], tensors: &[(&str, &[usize], u32, &[u8])]) -> Vec<u8> {
     let mut file = b"GGUF".to_vec();
     let text = |file: &mut Vec<u8>, text: &str| {
         file.extend((text.len() as u64).to_le_bytes());
@@ -43,7 +43,7 @@ fn gguf(metadata: &[(&str, u16)], tensors: &[(&str, &[usize], u32, &[u8])]) -> V
     file
 }
 
-fn open(files: &[Vec<u8>]) -> Result<Model, FormatError> {
+pub(crate) fn open(files: &[Vec<u8>]) -> Result<Model, FormatError> {
     let named = |(i, bytes): (usize, &Vec<u8>)| NamedFile { name: format!("part {i}"), contents: bytes.clone().into() };
     let files: Vec<NamedFile<SharedBytes>> = files.iter().enumerate().map(named).collect();
     Model::from_files(&files, &[], ModelOptions::default())
@@ -95,7 +95,7 @@ fn files_that_are_not_the_parts_of_one_model_are_refused() {
     }
 }
 
-fn golden(file: &str) -> Vec<u8> {
+pub(crate) fn golden(file: &str) -> Vec<u8> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(file);
     std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }

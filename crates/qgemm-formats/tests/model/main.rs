@@ -3,6 +3,7 @@
 mod auto_round;
 mod checkpoint;
 mod expert_stacks;
+mod gguf_converted;
 mod gguf_files;
 mod gguf_parts;
 mod grouped_layers;

@@ -10,7 +10,7 @@ use rand::rngs::StdRng;
 
 use super::{FuzzCase, FuzzTarget, FuzzVerdict, mutate};
 
-const FORMATS: [&str; 6] = ["f32", "f16", "q4_0", "q4_1", "q8_0", "iq4_nl"];
+const FORMATS: [&str; 7] = ["f32", "f16", "q4_0", "q4_1", "q8_0", "iq4_nl", "tq2_0"];
 
 /// Mutated GGUF files.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ impl GgufTarget {
         let sizes: Vec<usize> = FORMATS
             .iter()
             .map(|name| {
-                header.tensor(&format!("{name}.weight"), &[6, 96], name.parse().expect("a format")).expect("it fits")
+                header.tensor(&format!("{name}.weight"), &[3, 256], name.parse().expect("a format")).expect("it fits")
             })
             .collect();
         let mut writer = header.write(Vec::new()).expect("in memory");
@@ -147,6 +147,9 @@ impl Tensor {
             2 | 20 => (32, 18),
             3 => (32, 20),
             8 => (32, 34),
+            34 => (256, 54),
+            35 => (256, 66),
+            41 => (128, 18),
             _ => return None,
         };
         let size = usize::try_from(self.elements).ok().and_then(|n| (n / length).checked_mul(bytes));
@@ -169,6 +172,18 @@ impl Tensor {
             1 => vec![half(0)],
             2 => nibbles(2).into_iter().map(|code| half(0) * (f32::from(code) - 8.0)).collect(),
             3 => nibbles(4).into_iter().map(|code| half(0) * f32::from(code) + half(2)).collect(),
+            // Digits of fractions in base 3, the first of each byte first.
+            34 => [&block[..32], &block[32..48], &block[48..52]]
+                .iter()
+                .flat_map(|run| (0..if run.len() == 4 { 4 } else { 5 }).map(move |digit| (*run, digit)))
+                .flat_map(|(run, digit)| run.iter().map(move |&byte| u32::from(byte) * 3u32.pow(digit + 1) / 256 % 3))
+                .map(|code| half(52) * (code as f32 - 1.0))
+                .collect(),
+            35 => (0..256)
+                .map(|i| block[i / 128 * 32 + i % 32] >> (i / 32 % 4 * 2) & 3)
+                .map(|code| half(64) * (f32::from(code) - 1.0))
+                .collect(),
+            41 => (0..128).map(|i| if block[2 + i / 8] >> (i % 8) & 1 == 1 { half(0) } else { -half(0) }).collect(),
             8 => block[2..].iter().map(|code| half(0) * f32::from(*code as i8)).collect(),
             _ => nibbles(2).into_iter().map(|code| half(0) * f32::from(IQ4_NL[usize::from(code)])).collect(),
         }

@@ -13,6 +13,9 @@ fn begin(thread: u32) {
 }
 
 fn number(low: vec4<u32>, high: vec4<u32>, low_bit: u32, high_bit: u32) -> vec4<f32> {
-    let codes = (low >> vec4<u32>(low_bit)) & vec4<u32>(15u);
+    var codes = (low >> vec4<u32>(low_bit)) & vec4<u32>((1u << LOW_BITS) - 1u);
+    if (HIGH_BITS > 0u) {
+        codes |= ((high >> vec4<u32>(high_bit)) & vec4<u32>((1u << HIGH_BITS) - 1u)) << vec4<u32>(LOW_BITS);
+    }
     return vec4<f32>(table[codes.x], table[codes.y], table[codes.z], table[codes.w]);
 }

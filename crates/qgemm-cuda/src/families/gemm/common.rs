@@ -65,7 +65,8 @@ pub(super) fn x_stage(types: &Types, tile_m: u32) -> u32 {
 /// `sizeof(ScaleTableOfWarp)` in `mainloop/scale_table.cuh`,
 /// of a warp with `rows` rows.
 pub(super) fn scale_table_bytes(types: &Types, rows: u32) -> u32 {
-    if types.has_nested_scales() { rows * types.tile_k() / types.format.sub_block as u32 * 4 } else { 0 }
+    let has_table = types.has_nested_scales() && types.format.sub_block < types.format.block_len;
+    if has_table { rows * types.tile_k() / types.format.sub_block as u32 * 4 } else { 0 }
 }
 
 /// Bytes of the sums of a CTA's tile.

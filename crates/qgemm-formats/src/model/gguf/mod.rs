@@ -106,6 +106,7 @@ pub fn file_type(ggml_type: u32) -> Option<u32> {
         20 => 25,
         23 => 30,
         30 => 32,
+        35 => 37,
         39 => 38,
         _ => return None,
     })
