@@ -223,8 +223,9 @@ pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda {
     pub use qgemm_cuda::{
-        AddressSpace, Graph, LentGraph, capture, capture_lent, capture_with, copy_bandwidth, cudarc, device_address,
-        from_cudarc_stream, read_bandwidth, repack_bandwidth, wrap_device_ptr, wrap_stream,
+        AddressSpace, Graph, LentGraph, TimelineEntry, capture, capture_lent, capture_with, copy_bandwidth, cudarc,
+        device_address, from_cudarc_stream, read_bandwidth, record_timeline, repack_bandwidth, wrap_device_ptr,
+        wrap_stream,
     };
 }
 

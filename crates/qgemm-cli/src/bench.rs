@@ -8,7 +8,8 @@ mod grid;
 mod language_model;
 pub mod subject;
 mod sweep;
-pub mod timing;
+pub mod timeline;
+mod timing;
 mod tokens;
 
 use std::num::NonZeroUsize;
@@ -207,7 +208,8 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     pub save: Option<PathBuf>,
     /// Show the time of each kernel of a launch; with a file, also
-    /// write a trace for Perfetto and chrome://tracing.
+    /// write a trace for Perfetto and chrome://tracing. A model: the
+    /// kernels of a decode step in their places (CUDA, needs CUPTI).
     #[arg(long, value_name = "FILE", num_args = 0..=1, conflicts_with_all = ["sweep_m"])]
     pub profile: Option<Option<PathBuf>>,
 }
@@ -433,7 +435,6 @@ impl Args {
             ("--rest", self.rest.is_some()),
             ("--baseline", self.baseline.is_some()),
             ("--save", self.save.is_some()),
-            ("--profile", self.profile.is_some()),
         ];
         let mut given = self.given().into_iter().chain(more).filter(|(option, _)| !TAKEN.contains(option));
         if let Some((option, _)) = given.find(|(_, is_given)| *is_given) {

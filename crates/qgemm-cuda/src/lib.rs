@@ -39,6 +39,7 @@ mod store;
 mod stream;
 mod target;
 mod tensor_map;
+mod timeline;
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -66,6 +67,7 @@ pub use qgemm_hal::Geometry;
 pub use spec::KernelSpec;
 pub use target::Target;
 pub use tensor_map::{EncodedMap, MOST_DIMENSIONS, MapElement, MapSwizzle, TileMap};
+pub use timeline::{CUPTI_VARIABLE, TimelineEntry, record_timeline};
 
 use device::CudaDevice;
 use gpu::Gpu;

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use anyhow::ensure;
 use qgemm_api::KvFormat;
+use qgemm_api::cuda::{TimelineEntry, record_timeline};
 use qgemm_model::{Engine, EngineOptions, Finish, Generation, LanguageModel, Output, SessionId};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -15,6 +16,8 @@ use super::timing::median_and_noise;
 const STEP_TOKENS: usize = 512;
 /// Seed of the prompts.
 const SEED: u64 = 1;
+/// Steps before a timeline: a step's graph is captured when it comes again.
+const WARM_UP: usize = 4;
 
 /// Tokens of a step while a prompt of `tokens` tokens is read.
 pub fn step_tokens(tokens: usize) -> usize {
@@ -97,24 +100,7 @@ pub fn decode(
     let mut engine = engine(model, options, (sessions, capacity), STEP_TOKENS + sessions)?;
     let mut keys = Vec::new();
     let mut once = |seed: u64| {
-        // Earlier sessions generate while the prompts of others are
-        // read: shorter prompts let all arrive at the depth together.
-        let waited = |session: usize| (sessions - 1 - session) * depth.div_ceil(STEP_TOKENS);
-        let lengths = (0..sessions).map(|session| depth.saturating_sub(waited(session)).max(1));
-        let mut lengths: Vec<usize> = lengths.collect();
-        let ids = lengths
-            .iter()
-            .enumerate()
-            .map(|(session, &length)| engine.start(&prompt(model, length, seed + session as u64), greedy(usize::MAX)));
-        let ids: Vec<SessionId> = ids.collect::<Result<_, _>>()?;
-        // Without depth, the first tokens are timed, too.
-        let mut is_ready = vec![depth == 0; sessions];
-        while !is_ready.iter().all(|ready| *ready) {
-            for output in unended(engine.step()?)? {
-                let Some(at) = ids.iter().position(|id| *id == output.session) else { continue };
-                lengths[at] += usize::from(std::mem::replace(&mut is_ready[at], true));
-            }
-        }
+        let (ids, lengths) = started(model, &mut engine, (depth, sessions), seed)?;
         let start = Instant::now();
         for _ in 0..tokens {
             checked(engine.step()?, sessions)?;
@@ -129,6 +115,61 @@ pub fn decode(
     };
     let seconds = repeated(repetitions, &mut once)?;
     Ok(Steps { seconds, keys })
+}
+
+/// Work of the device in `steps` decode steps of sessions, in the order of
+/// its starts, behind steps that warm up. Only CUDA devices record it.
+///
+/// # Errors
+/// When memory runs out, the device fails or records no timeline.
+pub fn timeline(
+    model: &LanguageModel,
+    options: EngineOptions,
+    (depth, sessions): (usize, usize),
+    steps: usize,
+) -> anyhow::Result<Vec<TimelineEntry>> {
+    let capacity = depth + WARM_UP + steps + 2;
+    let mut engine = engine(model, options, (sessions, capacity), STEP_TOKENS + sessions)?;
+    started(model, &mut engine, (depth, sessions), SEED)?;
+    // Graphs are recorded only if recording has begun before their capture.
+    let mut run = || (0..WARM_UP + steps).try_for_each(|_| checked(engine.step()?, sessions));
+    let (run, entries) = record_timeline(&**model.context().device(), &mut run)?;
+    run?;
+    let ends: Vec<usize> =
+        (0..entries.len()).filter(|&place| entries[place].name == TimelineEntry::COPY_TO_HOST).collect();
+    let Some(before) = ends.len().checked_sub(steps + 1) else {
+        anyhow::bail!("expected a copy to the host in each of {} steps, got {}", WARM_UP + steps, ends.len());
+    };
+    Ok(entries[ends[before]..=ends[ends.len() - 1]].to_vec())
+}
+
+/// Starts sessions and runs them until all generate. Returns them and the
+/// lengths of their prompts, with tokens generated meanwhile.
+fn started(
+    model: &LanguageModel,
+    engine: &mut Engine,
+    (depth, sessions): (usize, usize),
+    seed: u64,
+) -> anyhow::Result<(Vec<SessionId>, Vec<usize>)> {
+    // Earlier sessions generate while the prompts of others are
+    // read: shorter prompts let all arrive at the depth together.
+    let waited = |session: usize| (sessions - 1 - session) * depth.div_ceil(STEP_TOKENS);
+    let lengths = (0..sessions).map(|session| depth.saturating_sub(waited(session)).max(1));
+    let mut lengths: Vec<usize> = lengths.collect();
+    let ids = lengths
+        .iter()
+        .enumerate()
+        .map(|(session, &length)| engine.start(&prompt(model, length, seed + session as u64), greedy(usize::MAX)));
+    let ids: Vec<SessionId> = ids.collect::<Result<_, _>>()?;
+    // Without depth, the first tokens are timed, too.
+    let mut is_ready = vec![depth == 0; sessions];
+    while !is_ready.iter().all(|ready| *ready) {
+        for output in unended(engine.step()?)? {
+            let Some(at) = ids.iter().position(|id| *id == output.session) else { continue };
+            lengths[at] += usize::from(std::mem::replace(&mut is_ready[at], true));
+        }
+    }
+    Ok((ids, lengths))
 }
 
 /// Times of all repetitions, after one to warm up.

@@ -1,7 +1,7 @@
 //! `qgemm bench MODEL`: tokens per second of a language model,
 //! prefill (`pp`) and decode (`tg`), as `llama-bench` names them.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::ensure;
 use qgemm_api::Context;
@@ -9,11 +9,13 @@ use qgemm_model::{EngineOptions, LanguageModel, Precision};
 use serde::Serialize;
 
 use super::generation::{self, Steps};
+use super::timeline::{self, Timeline};
 use super::{Args, read_bandwidth};
 use crate::holds::Holds;
 use crate::out;
 use crate::progress::Progress;
 use crate::table::{Column, Row, Table, bytes, numbers, words};
+use crate::whole_file::{Existing, WholeFile};
 
 /// Most sessions of a test.
 const MOST_SESSIONS: usize = 4096;
@@ -127,6 +129,13 @@ impl Test {
             Phase::Decode => generation::decode(model, options, (depth, sessions), tokens, repetitions),
         }
     }
+
+    /// Where the time of its decode steps goes.
+    fn timeline(self, model: &LanguageModel, options: EngineOptions) -> anyhow::Result<Timeline> {
+        let steps = timeline::STEPS;
+        let entries = generation::timeline(model, options, (self.depth, self.sessions), steps)?;
+        Ok(Timeline::of_steps(self.name(), &entries, steps))
+    }
 }
 
 /// One measurement.
@@ -160,6 +169,9 @@ struct ModelRow {
     bytes_per_second: Option<f64>,
     /// Share of the device's read bandwidth.
     bandwidth_share: Option<f64>,
+    /// Where the time of a decode step goes; only with `--profile`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timeline: Option<Timeline>,
 }
 
 impl Row for ModelRow {
@@ -213,6 +225,8 @@ pub fn run(ctx: &Context, args: &Args, path: &Path, json: bool) -> anyhow::Resul
         out::line(&format!("{} ({}), reads {:.1} GB/s", info.name, info.id, bandwidth / 1e9))?;
         out::line(&format!("{architecture}, {weights} of weights a token, {} in X", args.x_dtype))?;
     }
+    let begin = |path: &PathBuf| WholeFile::create(path, Existing::Replace);
+    let trace = args.profile.as_ref().and_then(Option::as_ref).map(begin).transpose()?;
     let progress = Progress::new(tests.len() as u64, "measuring");
     let mut table = Table::new(json);
     for test in tests {
@@ -221,6 +235,8 @@ pub fn run(ctx: &Context, args: &Args, path: &Path, json: bool) -> anyhow::Resul
         let (seconds, noise) = steps.median_and_noise();
         let step_bytes = steps.step_bytes(&model, kv_format);
         let bytes_per_second = step_bytes.map(|bytes| bytes * test.tokens as f64 / seconds);
+        let has_timeline = args.profile.is_some() && test.phase == Phase::Decode;
+        let timeline = has_timeline.then(|| test.timeline(&model, options)).transpose()?;
         let row = ModelRow {
             device: ctx.info().name.clone(),
             architecture: model.architecture(),
@@ -239,12 +255,20 @@ pub fn run(ctx: &Context, args: &Args, path: &Path, json: bool) -> anyhow::Resul
             step_bytes,
             bytes_per_second,
             bandwidth_share: bytes_per_second.filter(|_| bandwidth > 0.0).map(|rate| rate / bandwidth),
+            timeline,
         };
         table.push(row, &progress)?;
         progress.step(1);
     }
     drop(progress);
-    table.finish()?;
+    let rows = table.finish()?;
+    let timelines: Vec<&Timeline> = rows.iter().filter_map(|row| row.timeline.as_ref()).collect();
+    if !json {
+        timelines.iter().try_for_each(|timeline| out::line(&format!("\n{timeline}")))?;
+    }
+    if let Some(file) = trace {
+        file.finish_with(timeline::chrome_trace(&timelines).as_bytes())?;
+    }
     Ok(Holds::Yes)
 }
 
