@@ -8,8 +8,8 @@ mod grid;
 mod language_model;
 pub mod subject;
 mod sweep;
-pub mod timeline;
-mod timing;
+mod timeline;
+pub mod timing;
 mod tokens;
 
 use std::num::NonZeroUsize;
