@@ -1,5 +1,6 @@
-//! Timeline of decode steps: which kernels take how long, how much of that
-//! earlier work covers, and when the device idles.
+//! Timeline of decode steps: which kernels take
+//! how long, how much of that earlier work
+//! covers, and when the device idles.
 
 use std::fmt;
 
@@ -16,7 +17,7 @@ pub struct Timeline {
     test: String,
     /// Microseconds from the end of a step to that of the next.
     microseconds: f64,
-    /// Of these, without any work on the device.
+    /// Idle microseconds: those without any work on the device.
     idle: f64,
     /// Kernels and copies, in order of their first start.
     work: Vec<Work>,

@@ -9,8 +9,11 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use libloading::Library;
 
-use super::{CUPTI_VARIABLE, TimelineEntry};
+use super::entry::TimelineEntry;
 use crate::nvrtc::toolkits;
+
+/// Names CUPTI's library.
+pub const CUPTI_VARIABLE: &str = "QGEMM_CUPTI";
 
 type Status = c_int;
 type RequestBuffer = unsafe extern "C" fn(*mut *mut u8, *mut usize, *mut usize);
@@ -39,7 +42,7 @@ const FOLDERS: [&str; 5] =
 /// Entries that CUPTI has delivered.
 static DELIVERED: Mutex<Vec<TimelineEntry>> = Mutex::new(Vec::new());
 
-/// Prefix of `CUpti_ActivityKernel5` and later.
+/// Kernel: the prefix of `CUpti_ActivityKernel5` and later.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct KernelRecord {
@@ -66,8 +69,8 @@ struct KernelRecord {
     name: *const c_char,
 }
 
-/// Prefix of `CUpti_ActivityMemcpy3` and later, and of `CUpti_ActivityMemset2`
-/// and later, up to the end: they differ before `bytes` only.
+/// Copy record, or that of a fill: the prefix of `CUpti_ActivityMemcpy3` and `CUpti_ActivityMemset2`
+/// and later. They differ before `bytes` only.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct CopyRecord {
@@ -79,7 +82,7 @@ struct CopyRecord {
     end: u64,
 }
 
-/// CUPTI's functions.
+/// CUPTI library: the functions that a timeline calls.
 pub(super) struct Cupti {
     enable: unsafe extern "C" fn(u32) -> Status,
     disable: unsafe extern "C" fn(u32) -> Status,
