@@ -75,7 +75,7 @@ struct KernelRecord {
 #[derive(Clone, Copy)]
 struct CopyRecord {
     kind: u32,
-    /// Of a copy: its direction, kinds of memory, flags.
+    /// Details of a copy: direction, kinds of memory, flags.
     details: [u8; 4],
     bytes: u64,
     start: u64,
