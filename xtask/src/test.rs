@@ -14,6 +14,9 @@ use crate::{arm, kernels, model, tidy};
 /// Options of the command.
 #[derive(clap::Args)]
 pub struct Args {
+    /// All steps, also those of other days.
+    #[arg(long)]
+    all: bool,
     /// Only these steps: `kernels,embed`.
     #[arg(long, value_delimiter = ',', value_name = "STEP,…", value_parser = STEPS.iter().map(|s| s.name).collect::<Vec<_>>())]
     only: Vec<String>,
@@ -23,10 +26,20 @@ pub struct Args {
 /// that it was skipped.
 const SKIP: &str = "skipped:";
 
+/// Days of a step.
+#[derive(Clone, Copy, PartialEq)]
+enum Days {
+    Every,
+    /// Even or odd, counted from 1970.
+    Even,
+    Odd,
+}
+
 /// A step of the run.
 struct Step {
     name: &'static str,
     why: &'static str,
+    days: Days,
     run: fn(&mut Vec<String>) -> anyhow::Result<()>,
 }
 
@@ -35,49 +48,67 @@ const STEPS: &[Step] = &[
     Step {
         name: "format",
         why: "sources are formatted by rustfmt",
+        days: Days::Every,
         run: |skips| cargo(&["fmt", "--all", "--check"], skips),
     },
-    Step { name: "tidy", why: "layering, kernel sources, file sizes", run: |_| tidy::run(&tidy::Args {}) },
-    Step { name: "codegen", why: "generated files are current", run: generated },
+    Step {
+        name: "tidy",
+        why: "layering, kernel sources, file sizes",
+        days: Days::Every,
+        run: |_| tidy::run(&tidy::Args {}),
+    },
+    Step { name: "codegen", why: "generated files are current", days: Days::Every, run: generated },
     Step {
         name: "performance",
         why: "the tables of docs/results/performance.md are those of benches/results/",
+        days: Days::Every,
         run: |skips| kernels(&["performance", "--check"], skips),
     },
     Step {
         name: "nvrtc",
         why: "the compiler of CUDA kernels is at hand; installed when it is not",
+        days: Days::Every,
         run: |skips| kernels(&["nvrtc"], skips),
     },
     Step {
         name: "model",
         why: "the models of tests are at hand; installed when they are not",
+        days: Days::Every,
         run: |_| model::ALL.iter().try_for_each(|model| model.ensure().map(drop)),
     },
     Step {
         name: "clippy",
         why: "no lints",
+        days: Days::Every,
         run: |skips| cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"], skips),
     },
     Step {
         name: "tests",
         why: "unit, conformance and integration tests, examples build, doctests",
+        days: Days::Every,
         run: |skips| cargo(&["test", "--workspace", "--no-fail-fast"], skips),
     },
     Step {
         name: "stress",
         why: "two minutes of random cases, of other seeds and operations every day",
+        days: Days::Every,
         run: |skips| kernels(&["stress", "--day", &today()], skips),
     },
-    Step { name: "arm", why: "the CPU's kernels for Arm compute the same, under QEMU", run: arm },
-    Step { name: "kernels", why: "CUDA kernels compile as kernels.lock says", run: sample_of_kernels },
-    Step { name: "embed", why: "kernel bundles are built into programs", run: |skips| kernels(&["embed"], skips) },
+    Step { name: "arm", why: "the CPU's kernels for Arm compute the same, under QEMU", days: Days::Even, run: arm },
+    Step { name: "kernels", why: "CUDA kernels compile as kernels.lock says", days: Days::Odd, run: sample_of_kernels },
+    Step {
+        name: "embed",
+        why: "kernel bundles are built into programs",
+        days: Days::Odd,
+        run: |skips| kernels(&["embed"], skips),
+    },
     Step {
         name: "docs",
         why: "documentation builds without warnings",
+        days: Days::Every,
         run: |skips| cargo(&["doc", "--workspace", "--no-deps"], skips),
     },
-    Step { name: "devices", why: "what the tests could use here", run: |_| devices() },
+    Step { name: "devices", why: "what the tests could use here", days: Days::Every, run: |_| devices() },
 ];
 
 /// Runs the steps, then prints their results and all skips.
@@ -88,6 +119,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let mut skips = Vec::new();
     let mut results: Vec<(&Step, anyhow::Result<()>, Duration)> = Vec::new();
     for step in STEPS.iter().filter(|step| args.only.is_empty() || args.only.iter().any(|name| name == step.name)) {
+        if !(args.all || !args.only.is_empty() || step.days.has(days_since_1970())) {
+            skips.push(format!("{SKIP} {}: the step of every other day, or `cargo xtask test --only {0}`", step.name));
+            continue;
+        }
         println!("\n== {}: {}", step.name, step.why);
         let start = Instant::now();
         let result = (step.run)(&mut skips);
@@ -141,20 +176,35 @@ fn arm(skips: &mut Vec<String>) -> anyhow::Result<()> {
     arm::TESTS.iter().try_for_each(|tests| cargo(tests, skips))
 }
 
-/// Compiles a sixth of the kinds of kernels each day, each
+/// Compiles a sixth of the kinds of kernels, the next on the next odd day, each
 /// for one chip of `kernels.lock`, and compares their resources with it.
 /// `cargo xtask build-kernels --check` compiles all kernels for all chips.
 fn sample_of_kernels(skips: &mut Vec<String>) -> anyhow::Result<()> {
     skips.push(format!(
-        "{SKIP} five sixths of the sample of kernels: those of the next five days, or `cargo xtask build-kernels --check --sample`"
+        "{SKIP} five sixths of the sample of kernels: those of other days, or `cargo xtask build-kernels --check --sample`"
     ));
-    kernels(&["build-kernels", "--check", "--sample", "--of-day", &today()], skips)
+    let part = (days_since_1970() / 2).to_string();
+    kernels(&["build-kernels", "--check", "--sample", "--of-day", &part], skips)
 }
 
-/// Days since 1970.
+impl Days {
+    fn has(self, day: u64) -> bool {
+        match self {
+            Days::Every => true,
+            Days::Even => day.is_multiple_of(2),
+            Days::Odd => !day.is_multiple_of(2),
+        }
+    }
+}
+
+/// Today as an argument of commands that draw by day.
 fn today() -> String {
+    days_since_1970().to_string()
+}
+
+fn days_since_1970() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |since| since.as_secs() / (24 * 60 * 60)).to_string()
+    since.map_or(0, |since| since.as_secs() / (24 * 60 * 60))
 }
 
 /// Lists devices with the command that the tests built.
