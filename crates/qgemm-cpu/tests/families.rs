@@ -14,6 +14,7 @@ use qgemm_hal::{
     Activation, Buffer, CheckedGemm, Dense, Device, Family, GemmOperand, HalError, LaunchPlan, LaunchSequence, Math,
     Operands, SimdLevel, TileConfig, WorkspaceLayout, XPrecision,
 };
+use qgemm_testkit::WeightKind;
 
 /// Reproducible values in −1..1.
 fn noise(len: usize, seed: u32) -> Vec<f32> {
@@ -27,8 +28,12 @@ fn noise(len: usize, seed: u32) -> Vec<f32> {
 }
 
 /// Weight with more than one chunk of columns, ragged if the format allows it.
+/// Formats without a quantizer have random codes.
 fn weight(format: Format, n: usize) -> HostWeight {
     let k = if format.ragged_k || matches!(format.encoding, Encoding::Plain(_)) { 549 } else { 768 };
+    if format.quantize_blocks.is_none() && format.quantize_matrix.is_none() {
+        return qgemm_testkit::weight(WeightKind::Raw, format, n, k, None, 1).expect("K is whole blocks");
+    }
     let quantized = quantize_matrix(&noise(n * k, 1), n, k, format).expect("formats quantize noise");
     assert_eq!(quantized.used, format);
     quantized.weight

@@ -27,7 +27,7 @@ fn put_runs(bytes: &[u8], codes: &mut [u32]) {
     for (digit, codes) in codes.chunks_exact_mut(bytes.len()).enumerate() {
         for (code, &byte) in codes.iter_mut().zip(bytes) {
             let rest = byte.wrapping_mul(3u8.pow(digit as u32));
-            *code = u32::from(rest) * 3 >> 8;
+            *code = (u32::from(rest) * 3) >> 8;
         }
     }
 }
