@@ -95,7 +95,7 @@ impl NormFunction {
 
     /// Adds a gamma of type `dtype`. A weight stored as
     /// gamma − 1 (Gemma) becomes an f32 gamma when loaded:
-    /// [`DenseTensor::one_plus`](qgemm_formats::DenseTensor::one_plus).
+    /// `DenseTensor::one_plus`.
     pub const fn gamma(self, dtype: DType) -> Self {
         Self { gamma: Some(dtype), ..self }
     }
