@@ -115,7 +115,7 @@ const WGPU_GROUP_TURNS: u64 = 2;
 const CASE_DAYS: u64 = 7;
 /// Days until wgpu has run all formats. Without a GPU its
 /// adapter is software.
-const WGPU_DAYS: u64 = 3;
+const WGPU_DAYS: u64 = 6;
 /// Groups whose cases compile a kernel each, which takes longer
 /// than running it. For them, wgpu draws formats like emulated
 /// devices, and emulated devices draw among the cases, too.
