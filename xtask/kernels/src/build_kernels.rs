@@ -410,7 +410,7 @@ mod tests {
         let all = chosen(None, &[]);
         assert_eq!(all.len(), manifest(Variant::Sm120).len());
         let of = |family, part: &str| chosen(family, &["q4_0"]).iter().filter(|name| name.contains(part)).count();
-        assert!(of(None, "w=q4_0,") > 10 && of(None, "w=q4_0,") == of(None, "w="));
+        assert!(of(None, "w=q4_0") > 10 && of(None, "w=q4_0") == of(None, "w="));
         assert_eq!((of(None, "convert:"), of(None, "probe:"), of(Some("gemv"), "convert:")), (48, 0, 0));
         assert!(of(Some("gemm"), "gemm:gemm:") > 5 && of(Some("gemm"), "gemm:gemv:") == 0);
         assert_eq!((of(Some("gemm"), "convert:"), of(Some("repack"), "pack:repack:")), (48, 1));
