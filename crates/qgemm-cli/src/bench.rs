@@ -346,7 +346,7 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
     let begin = |path: &PathBuf| WholeFile::create(path, Existing::Replace);
     let save = args.save.as_ref().map(begin).transpose()?;
     args.save_tuned.as_ref().map(begin).transpose()?;
-    let trace = args.profile.as_ref().and_then(Option::as_ref).map(begin).transpose()?;
+    let trace = args.trace()?;
     if let Some(Tokens(tokens)) = &args.sweep_m {
         return sweep::run(&ctx, args, tokens, &gemm::subjects(args)?, json);
     }
@@ -393,6 +393,12 @@ impl Args {
     /// Time of a measurement.
     pub fn pace(&self) -> timing::Pace {
         self.rest.map_or(timing::Pace::Thorough, timing::Pace::Rested)
+    }
+
+    /// File of `--profile` for a trace, if one is named.
+    fn trace(&self) -> anyhow::Result<Option<WholeFile>> {
+        let path = self.profile.as_ref().and_then(Option::as_ref);
+        path.map(|path| WholeFile::create(path, Existing::Replace)).transpose()
     }
 
     /// The operation.

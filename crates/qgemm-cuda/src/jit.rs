@@ -111,7 +111,7 @@ pub(crate) mod tests {
     /// The limit is in times of a kernel of a few lines: processors differ, and share their cores.
     #[test]
     fn the_slowest_kernels_compile_within_seconds() {
-        const MOST_TIMES: f64 = 400.0;
+        const TIMES: std::ops::Range<f64> = 2.0..250.0;
         let Some(nvrtc) = nvrtc_or_skip("the_slowest_kernels_compile_within_seconds") else { return };
         let seconds = |spec: &KernelSpec, arch| {
             let start = Instant::now();
@@ -130,7 +130,7 @@ pub(crate) mod tests {
         for (spec, arch) in slow {
             let little = seconds(&probe(""), arch);
             let took = seconds(&spec, arch);
-            assert!(took < MOST_TIMES * little, "{}: {took:.2} s, beside {little:.3} s of little", spec.name);
+            assert!(TIMES.contains(&(took / little)), "{}: {took:.2} s, beside {little:.3} s of little", spec.name);
         }
     }
 

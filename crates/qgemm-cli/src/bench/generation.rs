@@ -132,9 +132,10 @@ pub fn timeline(
     let mut engine = engine(model, options, (sessions, capacity), STEP_TOKENS + sessions)?;
     started(model, &mut engine, (depth, sessions), SEED)?;
     // Graphs are recorded only if recording has begun before their capture.
-    let mut run = || (0..WARM_UP + steps).try_for_each(|_| checked(engine.step()?, sessions));
-    let (run, entries) = record_timeline(&**model.context().device(), &mut run)?;
-    run?;
+    let (ran, entries) = record_timeline(&**model.context().device(), || {
+        (0..WARM_UP + steps).try_for_each(|_| checked(engine.step()?, sessions))
+    })?;
+    ran?;
     let ends: Vec<usize> =
         (0..entries.len()).filter(|&place| entries[place].name == TimelineEntry::COPY_TO_HOST).collect();
     let Some(before) = ends.len().checked_sub(steps + 1) else {

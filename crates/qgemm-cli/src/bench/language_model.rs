@@ -1,7 +1,7 @@
 //! `qgemm bench MODEL`: tokens per second of a language model,
 //! prefill (`pp`) and decode (`tg`), as `llama-bench` names them.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::ensure;
 use qgemm_api::Context;
@@ -15,7 +15,6 @@ use crate::holds::Holds;
 use crate::out;
 use crate::progress::Progress;
 use crate::table::{Column, Row, Table, bytes, numbers, words};
-use crate::whole_file::{Existing, WholeFile};
 
 /// Most sessions of a test.
 const MOST_SESSIONS: usize = 4096;
@@ -225,8 +224,7 @@ pub fn run(ctx: &Context, args: &Args, path: &Path, json: bool) -> anyhow::Resul
         out::line(&format!("{} ({}), reads {:.1} GB/s", info.name, info.id, bandwidth / 1e9))?;
         out::line(&format!("{architecture}, {weights} of weights a token, {} in X", args.x_dtype))?;
     }
-    let begin = |path: &PathBuf| WholeFile::create(path, Existing::Replace);
-    let trace = args.profile.as_ref().and_then(Option::as_ref).map(begin).transpose()?;
+    let trace = args.trace()?;
     let progress = Progress::new(tests.len() as u64, "measuring");
     let mut table = Table::new(json);
     for test in tests {

@@ -26,7 +26,7 @@ mod tests {
 
     #[test]
     fn packed_codes_are_unpacked() {
-        for bits in [2, 3, 4] {
+        for bits in [1, 2, 3, 4] {
             let codes: Vec<u8> = (0..64u8).map(|i| i.wrapping_mul(29) & ((1 << bits) - 1)).collect();
             let (mut bytes, mut unpacked) = (vec![0; 8 * bits], vec![0; 64]);
             pack(bits, &codes, &mut bytes);

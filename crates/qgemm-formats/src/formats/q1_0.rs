@@ -1,7 +1,7 @@
 //! Q1_0: 128 values in 18 bytes, `d` where a bit is set and
 //! `−d` elsewhere. Bytes: d, bits in order.
 
-use super::field;
+use super::{field, linear};
 use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
 use crate::sub_scale::{Minimum, SubScales};
 
@@ -34,14 +34,14 @@ pub static Q1_0: FormatDesc = FormatDesc {
 
 fn unpack_block(block: &[u8], codes: &mut [u32], scales: &mut [u8]) {
     scales.copy_from_slice(&block[..2]);
-    for (i, code) in codes.iter_mut().enumerate() {
-        *code = u32::from(block[2 + i / 8] >> (i % 8) & 1);
-    }
+    linear::unpack(1, &block[2..], codes);
 }
 
 fn dequantize_block(block: &[u8], out: &mut [f32]) {
     let d = field::read_f16(block, 0);
-    for (i, value) in out.iter_mut().enumerate() {
-        *value = if block[2 + i / 8] >> (i % 8) & 1 == 1 { d } else { -d };
+    let mut codes = [0; 128];
+    linear::unpack(1, &block[2..], &mut codes);
+    for (value, code) in out.iter_mut().zip(codes) {
+        *value = if code == 1 { d } else { -d };
     }
 }

@@ -192,10 +192,8 @@ const RESIDENT: [u32; 2] = [128, 64];
 /// dependent launch either: there a separate norm takes one
 /// to three microseconds less (H200, all narrow formats).
 fn for_projections(types: &Types, fits: FitsRegisters<'_>) -> Vec<Instance> {
-    if !serves(types) || !types.is_narrow() || matches!(types.format.encoding, Encoding::Codebook(_)) {
-        return Vec::new();
-    }
-    if types.variant >= Variant::Sm90 {
+    let is_codebook = matches!(types.format.encoding, Encoding::Codebook(_));
+    if !serves(types) || types.variant >= Variant::Sm90 || !types.is_narrow() || is_codebook {
         return Vec::new();
     }
     let tiles: &[&Tile] = match types.has_nested_scales() {

@@ -30,8 +30,8 @@ pub(super) fn set_nibble(bytes: &mut [u8], index: usize, value: u8) {
     *byte = *byte & !(0xf << shift) | (value & 0xf) << shift;
 }
 
-/// Writes a block: codes of `bits` bits, scales of sub-
-/// blocks, d.
+/// Writes a block: codes of `bits` bits, the scales of
+/// its sub-blocks, d.
 pub(super) fn write_codes(bits: usize, codes: &[u8; 256], scales: &[u8], d: &[u8], out: &mut [u8]) {
     let (packed, records) = out.split_at_mut(codes.len() * bits / 8);
     linear::pack(bits, codes, packed);

@@ -3,8 +3,8 @@
 //!
 //! An entry packs the numbers of consecutive values, low
 //! bits first: eight of two bits, or four of four bits. A
-//! number is the place of a magnitude in the type's
-//! ascending list, or of −1, 0 and 1.
+//! number is the index of a magnitude in the type's
+//! ascending list, or of a value in −1, 0, 1.
 
 mod iq1;
 mod iq2;
