@@ -185,8 +185,8 @@ pub use qgemm_sched::SchedError;
 pub mod tuning {
     pub use crate::gemm::Candidate;
     pub use crate::record::{
-        CandidateRecord, DeviceRecord, Dispatch, DispatchSchedule, LaunchRecord, PrologueRecord, Reduction,
-        ReductionOrder, ReductionType, RefusalRecord, Roof, Sizes, SplitAxis, Tile, WorkspaceRegion,
+        CandidateRecord, DeviceRecord, Dispatch, DispatchSchedule, LaunchRecord, PermissionRecord, PrologueRecord,
+        Reduction, ReductionOrder, ReductionType, RefusalRecord, Roof, Sizes, SplitAxis, Tile, WorkspaceRegion,
     };
     pub use qgemm_hal::{
         Catalog, CheckedAttention, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedQuantize,

@@ -55,7 +55,8 @@ pub struct Args {
     #[arg(long, default_value = "f16")]
     x_dtype: DType,
     /// Permitted rounding of activations: auto, exact, f16, bf16,
-    /// tf32, bf16x3, int8, int8_token, e4m3, or e4m3_token.
+    /// tf32, bf16x3, int8, int8_token, e4m3, e4m3_token, mxfp8, mxfp4
+    /// or nvfp4.
     #[arg(long, default_value_t)]
     x_precision: XPrecision,
     /// Compute the logits of all tokens, not only of the last of each

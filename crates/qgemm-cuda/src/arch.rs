@@ -19,6 +19,11 @@ pub(crate) fn variant(arch: u32) -> Result<Variant, String> {
     }
 }
 
+/// Whether no variant has the chip's own matrix instructions.
+pub(crate) fn runs_older_kernels(arch: u32) -> bool {
+    arch >= 100 && variant(arch) == Ok(Variant::Sm80)
+}
+
 /// Fragment layout that kernels of `variant` read.
 pub fn fragment_layout(variant: Variant) -> FragmentLayout {
     if variant == Variant::Sm70 { FragmentLayout::MmaM8N8K4 } else { FragmentLayout::MmaM16 }

@@ -182,6 +182,9 @@ fn features(arch: u32, variant: Variant, lowered: bool) -> BTreeSet<Feature> {
     if arch >= 90 && !lowered {
         features.insert(Feature::ProgrammaticLaunch);
     }
+    if arch::runs_older_kernels(arch) {
+        features.insert(Feature::OlderKernels);
+    }
     features
 }
 
@@ -247,5 +250,10 @@ mod tests {
         assert!(features(90, Variant::Sm90, false).contains(&Feature::Wgmma));
         assert!(!features(100, Variant::Sm80, false).contains(&Feature::Wgmma));
         assert!(!features(120, Variant::Sm120, false).contains(&Feature::Wgmma));
+        let runs_older = |arch| features(arch, arch::variant(arch).unwrap(), false).contains(&Feature::OlderKernels);
+        for arch in [70, 75, 80, 86, 87, 89, 90, 120, 121] {
+            assert!(!runs_older(arch), "sm_{arch}");
+        }
+        assert!(runs_older(100) && runs_older(103) && runs_older(110));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use qgemm_hal::{Device, DeviceId, HalError};
+use qgemm_hal::{Device, DeviceId, Feature, HalError};
 
 use crate::cache::Cache;
 use crate::chip::{self, Chip};
@@ -25,6 +25,10 @@ impl Gpu {
     pub(crate) fn open(ordinal: u32) -> Result<Self, HalError> {
         let context = Arc::new(DeviceContext::open(ordinal)?);
         let chip = chip::read(ordinal)?;
+        if chip.info.features.contains(&Feature::OlderKernels) {
+            let (name, arch) = (&chip.info.name, &chip.info.arch);
+            tracing::warn!("{name} ({arch}) runs Ampere's kernels: there are none for its own matrix instructions yet");
+        }
         let store = KernelStore::new(chip.arch, chip.target(), Cache::of_user());
         Ok(Self { context, chip, store })
     }

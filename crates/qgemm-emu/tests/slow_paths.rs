@@ -157,3 +157,19 @@ fn codes_of_every_layout_and_alignment_are_multiplied_by_fp8_instructions() {
         }
     }
 }
+
+#[test]
+fn explain_says_what_a_permission_to_round_x_would_gain() {
+    let ctx = Context::open("emu:sm120").expect("an emulated chip");
+    let record = gemm(&ctx, "mxfp4", 4096, DType::F16, XPrecision::Auto).expect("a record");
+    let gain = record.permissions.iter().find(|permission| permission.x_format == "mxfp4");
+    let gain = gain.unwrap_or_else(|| panic!("block-scaled instructions are faster: {record}"));
+    assert_eq!(gain.x_precision, "mxfp4");
+    let permitted = gemm(&ctx, "mxfp4", 4096, DType::F16, XPrecision::MxFp4).expect("a record");
+    assert_eq!(permitted.chosen().map(|chosen| chosen.seconds), Some(gain.seconds), "{permitted}");
+    assert!(record.to_string().contains("permission  mxfp4"), "{record}");
+
+    let hopper = Context::open("emu:sm90").expect("an emulated chip");
+    let record = gemm(&hopper, "nvfp4", 1, DType::F16, XPrecision::Auto).expect("a record");
+    assert!(record.permissions.iter().all(|permission| permission.x_format != "nvfp4"), "{record}");
+}

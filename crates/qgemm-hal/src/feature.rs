@@ -58,6 +58,9 @@ features! {
     BlockScaledMma = "block-scaled-mma",
     /// Programmatic dependent launch.
     ProgrammaticLaunch = "programmatic-launch",
+    /// The chip runs the kernels of an older chip, without its own
+    /// matrix instructions (data-centre Blackwell runs Ampere's).
+    OlderKernels = "older-kernels",
     /// Kernels are emulated on the host.
     Emulated = "emulated",
     /// A wgpu adapter that runs on the CPU.

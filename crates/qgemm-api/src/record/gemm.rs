@@ -1,13 +1,13 @@
 //! Plan records of GEMM.
 
-use qgemm_hal::{CheckedGemm, DeviceInfo, Families, LaunchPlan, LaunchSequence, Operation, XPrologue};
+use qgemm_hal::{CheckedGemm, DeviceInfo, Families, LaunchPlan, LaunchSequence, Operation, XPrecision, XPrologue};
 use qgemm_sched::gemm::{Considered, Explanation, explain};
 use qgemm_sched::{Preferences, TunedTable};
 
 use super::PlanRecord;
 use super::parts::{
-    CandidateRecord, DeviceRecord, Dispatch, LaunchRecord, PrologueRecord, Reduction, RefusalRecord, Roof, Sizes, Tile,
-    WorkspaceRegion, cut_text,
+    CandidateRecord, DeviceRecord, Dispatch, LaunchRecord, PermissionRecord, PrologueRecord, Reduction, RefusalRecord,
+    Roof, Sizes, Tile, WorkspaceRegion, cut_text,
 };
 use crate::error::Error;
 
@@ -27,7 +27,32 @@ impl GemmSubject<'_> {
     /// When the requested family does not exist.
     pub fn explain(&self) -> Result<PlanRecord, Error> {
         let Some(explanation) = self.explanation()? else { return Ok(self.nothing()) };
-        Ok(self.record(&explanation, explanation.chosen, None))
+        let record = self.record(&explanation, explanation.chosen, None);
+        let Some(chosen) = explanation.chosen.map(|place| &explanation.considered[place]) else { return Ok(record) };
+        Ok(PlanRecord { permissions: self.permissions(chosen)?, ..record })
+    }
+
+    /// Other roundings of a plain X that are expected to be faster than `chosen`.
+    fn permissions(&self, chosen: &Considered<'_>) -> Result<Vec<PermissionRecord>, Error> {
+        /// Time saved for a permission to be worth saying.
+        const LEAST_GAIN: f64 = 0.05;
+        let mut faster: Vec<PermissionRecord> = Vec::new();
+        if self.op.x.planes.is_some() {
+            return Ok(faster);
+        }
+        for x_precision in XPrecision::ALL.into_iter().filter(|&other| other != self.op.x_precision) {
+            let op = CheckedGemm { x_precision, ..self.op.clone() };
+            let all = explain(&op, self.info, self.families, self.preferences, self.tuned)?;
+            let Some(other) = all.chosen.map(|place| &all.considered[place]) else { continue };
+            let seconds = other.cost.seconds;
+            let x_format = other.plan.config.x_format.name();
+            let is_new = faster.iter().all(|known| known.x_format != x_format);
+            if is_new && seconds < chosen.cost.seconds * (1.0 - LEAST_GAIN) {
+                let (x_precision, x_format) = (x_precision.name().to_owned(), x_format.to_owned());
+                faster.push(PermissionRecord { x_precision, x_format, seconds });
+            }
+        }
+        Ok(faster)
     }
 
     /// Record of a plan with `launch`, whether or not the scheduler would choose it.
@@ -88,6 +113,7 @@ impl GemmSubject<'_> {
             roof: Roof::new(self.info, op.traffic(), op.macs(), rate, expected),
             candidates: all.considered.iter().enumerate().map(candidate).collect(),
             refused: all.refusals.iter().map(RefusalRecord::from).collect(),
+            permissions: Vec::new(),
             launches: sequence.map(LaunchRecord::all).unwrap_or_default(),
         }
     }

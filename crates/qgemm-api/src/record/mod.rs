@@ -9,8 +9,8 @@ mod text;
 use serde::{Deserialize, Serialize};
 
 pub use parts::{
-    CandidateRecord, DeviceRecord, Dispatch, DispatchSchedule, LaunchRecord, PrologueRecord, Reduction, ReductionOrder,
-    ReductionType, RefusalRecord, Roof, Sizes, SplitAxis, Tile, WorkspaceRegion,
+    CandidateRecord, DeviceRecord, Dispatch, DispatchSchedule, LaunchRecord, PermissionRecord, PrologueRecord,
+    Reduction, ReductionOrder, ReductionType, RefusalRecord, Roof, Sizes, SplitAxis, Tile, WorkspaceRegion,
 };
 
 pub(crate) use gemm::GemmSubject;
@@ -76,6 +76,10 @@ pub struct PlanRecord {
     pub candidates: Vec<CandidateRecord>,
     /// Families that do not serve the operation.
     pub refused: Vec<RefusalRecord>,
+    /// Permitted roundings of X that would make a product faster. Only in records without
+    /// a plan ([`Context::explain`](crate::Context::explain)).
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub permissions: Vec<PermissionRecord>,
     /// Launches of a run, if kernels are ready.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub launches: Vec<LaunchRecord>,

@@ -91,6 +91,7 @@ pub(crate) fn record<O: Recorded>(op: &O, info: &DeviceInfo, all: &Candidates<'_
         ),
         candidates: all.offered.iter().enumerate().map(candidate).collect(),
         refused: all.refusals.iter().map(RefusalRecord::from).collect(),
+        permissions: Vec::new(),
         launches: Vec::new(),
     }
 }

@@ -386,6 +386,18 @@ impl From<&Refusal> for RefusalRecord {
     }
 }
 
+/// A coarser [`XPrecision`](crate::XPrecision) and what it would gain.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct PermissionRecord {
+    /// Name of the permission, such as `mxfp4`.
+    pub x_precision: String,
+    /// Format in which the kernel would multiply X.
+    pub x_format: String,
+    /// Expected seconds, with the launch that quantizes X.
+    pub seconds: f64,
+}
+
 /// Launch of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]

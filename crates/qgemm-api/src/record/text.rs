@@ -95,6 +95,10 @@ impl fmt::Display for PlanRecord {
             let [x, y, z] = launch.grid;
             writeln!(f, "launch      {} grid {x} x {y} x {z}, {} threads", launch.kernel_id, launch.threads)?;
         }
+        for permission in &self.permissions {
+            let super::PermissionRecord { x_precision, x_format, seconds } = permission;
+            writeln!(f, "permission  {x_precision} would take {}: X as {x_format}", micro(*seconds))?;
+        }
         if !self.candidates.is_empty() {
             writeln!(f, "candidates  {}, the fastest expected first", self.candidates.len())?;
         }

@@ -8,3 +8,9 @@ QG_DEVICE u32 opaque_register(u32 value) {
     asm volatile("" : "+r"(value));
     return value;
 }
+
+// The same, but calls with equal values may share a register.
+QG_DEVICE u32 opaque_value(u32 value) {
+    asm("" : "+r"(value));
+    return value;
+}

@@ -7,5 +7,5 @@
 
 template <class T>
 QG_DEVICE T& shared_in_register(T& object) {
-    return *reinterpret_cast<T*>(__cvta_shared_to_generic(opaque_register(shared_address(&object))));
+    return *shared_pointer<T>(opaque_register(shared_address(&object)));
 }

@@ -27,6 +27,9 @@ struct KTilesOrAccumulators {
 };
 struct WarpMemory : KTilesOrAccumulators, ScaleTableOfWarp {};
 struct SharedStorage {
+#if QG_OPERAND_TABLE
+    OperandTable operands;
+#endif
 #if QG_RESIDENT_X
     ResidentX x;
 #else
@@ -60,6 +63,10 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #pragma unroll
     for (u32 i = 0; i < PREFETCH_DISTANCE; i++)
         if (k_tile + i * SLICES < work.end) WSource::copy(w, i, SLICES, lane);
+#if QG_OPERAND_TABLE
+    OperandTable::make(shared.operands, thread);
+    cta_barrier();
+#endif
 #if QG_RESIDENT_X
     ResidentX::fill(shared.x, p, work.m_tile * QG_TILE_M, thread);
 #pragma unroll

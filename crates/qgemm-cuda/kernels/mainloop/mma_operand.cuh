@@ -3,6 +3,9 @@
 #pragma once
 #include "atoms/mma.cuh"
 #include "dequant/operand.cuh"
+#if QG_OPERAND_TABLE
+#include "dequant/operand_table.cuh"
+#endif
 
 static_assert(!QG_MMA_M8N8K4, "the MmaM8N8K4 layout is for m8n8k4, which these loops do not issue");
 
@@ -26,7 +29,9 @@ constexpr u32 ONE_PAIR = 0x3f803f80u;
 #endif
 
 QG_DEVICE u32 operand_pair(const KTile& s, u32 quad, u32 pair) {
-#if QG_INTEGER_OPERANDS
+#if QG_OPERAND_TABLE
+    return OperandTable::pair(s, quad, pair);
+#elif QG_INTEGER_OPERANDS
     return integer_operand_pair(s, quad, pair);
 #elif QG_X_DTYPE == 1
     return Operands::pair_f16(s, quad, pair);

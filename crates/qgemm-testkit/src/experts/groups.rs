@@ -288,11 +288,16 @@ fn x_formats(format: Format) -> Vec<ExpertCase> {
 fn permitted(format: Format) -> Vec<ExpertCase> {
     let indexed = FormCase::Indexed { top_k: 2, x_per_slot: false, combined: false };
     let forms = [(FormCase::Contiguous, 70), (FormCase::Masked { capacity: 33 }, 0), (indexed, 37)];
-    let precisions = [XPrecision::E4M3, XPrecision::Int8Token, XPrecision::Int8];
+    let precisions = [XPrecision::E4M3, XPrecision::Int8Token, XPrecision::Int8, XPrecision::MxFp4, XPrecision::NvFp4];
     let of = |(i, x_precision): (usize, XPrecision)| {
         forms.map(|(form, rows)| {
             let k = if format.ragged_k { 2 * format.block_len.max(64) } else { medium_k(format) };
-            let each = Case { x_dtype: DType::ALL[i], x_precision, seed: 60 + i as u64, ..Case::new(format, 0, 67, k) };
+            let each = Case {
+                x_dtype: DType::ALL[i % DType::ALL.len()],
+                x_precision,
+                seed: 60 + i as u64,
+                ..Case::new(format, 0, 67, k)
+            };
             // For the other formats only the chosen config runs.
             let every_configuration = i == 0 && matches!(format.encoding, Encoding::E4M3 | Encoding::E5M2);
             ExpertCase::new(Case { every_configuration, ..each }, 3, rows, form)

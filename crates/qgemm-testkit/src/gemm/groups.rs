@@ -421,7 +421,15 @@ fn x_formats(format: Format) -> Vec<Case> {
     };
     // A permitted precision is not required: families that quantize
     // X, or have it quantized first, may be slower.
-    let permitted = [XPrecision::Int8, XPrecision::Int8Token, XPrecision::E4M3, XPrecision::E4M3Token];
+    let permitted = [
+        XPrecision::Int8,
+        XPrecision::Int8Token,
+        XPrecision::E4M3,
+        XPrecision::E4M3Token,
+        XPrecision::MxFp8,
+        XPrecision::MxFp4,
+        XPrecision::NvFp4,
+    ];
     let permitted = permitted.into_iter().enumerate().map(|(i, x_precision)| Case {
         x_precision,
         x_dtype: DType::ALL[i % DType::ALL.len()],

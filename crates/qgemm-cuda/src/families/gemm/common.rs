@@ -69,6 +69,12 @@ pub(super) fn scale_table_bytes(types: &Types, rows: u32) -> u32 {
     if has_table { rows * types.tile_k() / types.format.sub_block as u32 * 4 } else { 0 }
 }
 
+/// `sizeof(OperandTable)` in `dequant/operand_table.cuh`.
+pub(super) fn operand_table_bytes(types: &Types) -> u32 {
+    let bits: u32 = types.format.code_planes.iter().map(|&bits| bits as u32).sum();
+    (1 << (2 * bits)) * 32 * 4
+}
+
 /// Bytes of the sums of a CTA's tile.
 pub(super) fn cta_sums(tile_m: u32, tile_n: u32) -> u32 {
     tile_m * (tile_n + SUM_PADDING) * 4

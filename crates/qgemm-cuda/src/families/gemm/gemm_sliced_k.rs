@@ -101,6 +101,15 @@ const NESTED_16: [Division; 4] =
 const NESTED_MANY_ROWS_TILES: [Tile; 2] =
     [tile(8, &[division(2, 1, 4, 3)], (277, 855)), tile(16, &[division(4, 2, 2, 2)], (318, 900))];
 
+/// For nested scales beside a table of operands, whose 32 KiB two CTAs of
+/// an SM would each have. Few large CTAs are faster, but for few rows.
+const NESTED_LOOKUP_TILES: [Tile; 2] =
+    [tile(8, &[division(4, 2, 4, 1)], (277, 855)), tile(16, &[division(2, 2, 2, 2)], (280, 800))];
+const NESTED_LOOKUP_MANY_ROWS_TILES: [Tile; 2] =
+    [tile(8, &[division(2, 1, 4, 2)], (277, 900)), tile(16, &[division(4, 4, 2, 1)], (318, 900))];
+/// Bytes of a table beside which the other divisions are no better.
+const LARGE_TABLE: u32 = 16 << 10;
+
 /// For experts: more CTAs on an SM keep it busy while
 /// one looks up its expert, waits for its first
 /// k-tiles or reduces its slices.
@@ -121,11 +130,21 @@ fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> 
     if !serves(types) {
         return Vec::new();
     }
+    // A table that leaves no room for rings is left out.
+    let looked_up = types.looks_up_operands().then(|| listed(types, Beside::XRingsAndOperands, fits_registers));
+    looked_up.filter(|all| !all.is_empty()).unwrap_or_else(|| listed(types, Beside::XRings, fits_registers))
+}
+
+/// The first division of each tile that fits.
+fn listed(types: &Types, beside: Beside, fits_registers: FitsRegisters<'_>) -> Vec<Instance> {
     let instance = |tile: &Tile| {
-        let divided = |division: &Division| tile.with_longest_rings(types, division, fewest_stages(types, division));
+        let divided =
+            |division: &Division| tile.with_longest_rings(types, division, beside, fewest_stages(types, division));
         tile.divisions.iter().filter_map(divided).find(fits_registers)
     };
+    let has_large_table = beside == Beside::XRingsAndOperands && common::operand_table_bytes(types) >= LARGE_TABLE;
     let (tiles, many_rows): (&[_], &[_]) = match (types.has_nested_scales(), types.is_narrow()) {
+        (true, _) if has_large_table => (&NESTED_LOOKUP_TILES, &NESTED_LOOKUP_MANY_ROWS_TILES),
         (true, _) => (&NESTED_TILES, &NESTED_MANY_ROWS_TILES),
         (false, true) => (&TILES, &MANY_ROWS_TILES),
         (false, false) => (&TILES, &[]),
@@ -161,7 +180,7 @@ fn for_experts(types: &Types) -> Vec<Instance> {
         (true, false) => &[OF_EXPERTS, THREE_SLICES, LONGER_RINGS],
     };
     let with_room =
-        |tile: &Tile| tile.divisions.iter().find_map(|division| tile.with_longest_rings(types, division, STAGES.1));
+        |tile: &Tile| tile.divisions.iter().find_map(|d| tile.with_longest_rings(types, d, Beside::XRings, STAGES.1));
     let mut all: Vec<Instance> = Vec::new();
     for instance in tiles.iter().filter_map(with_room) {
         if !all.iter().any(|other| other.id() == instance.id()) {
@@ -171,13 +190,15 @@ fn for_experts(types: &Types) -> Vec<Instance> {
     all
 }
 
-/// X in a CTA's shared memory.
-#[derive(Clone, Copy)]
-enum XMemory {
-    /// Rings of k-tiles, one for each slice.
-    Rings,
-    /// The first `k_blocks` k-blocks of one row.
-    Row { k_blocks: u32 },
+/// Contents of a CTA's shared memory beside the rings of W.
+#[derive(Clone, Copy, PartialEq)]
+enum Beside {
+    /// Rings of k-tiles of X, one for each slice.
+    XRings,
+    /// The same, and a table of operands (`dequant/operand_table.cuh`).
+    XRingsAndOperands,
+    /// The first `k_blocks` k-blocks of one row of X.
+    XRow { k_blocks: u32 },
 }
 
 /// Resident k-blocks of a row of X; the
@@ -205,8 +226,8 @@ fn for_projections(types: &Types, fits: FitsRegisters<'_>) -> Vec<Instance> {
     let resident = |&k_blocks: &u32| {
         let all = tiles.iter().flat_map(|tile| tile.divisions.iter().map(move |division| (tile, division)));
         all.filter_map(move |(tile, division)| {
-            let x = XMemory::Row { k_blocks };
-            tile.with_longest_rings_beside(x, types, division, fewest_stages(types, division))
+            let beside = Beside::XRow { k_blocks };
+            tile.with_longest_rings(types, division, beside, fewest_stages(types, division))
         })
     };
     RESIDENT.iter().flat_map(resident).find(fits).into_iter().collect()
@@ -225,35 +246,32 @@ fn has_four_bits(types: &Types) -> bool {
 impl Tile {
     /// The instance with the longest rings that fit;
     /// `None` below `fewest` k-tiles.
-    fn with_longest_rings(&self, types: &Types, division: &Division, fewest: u32) -> Option<Instance> {
-        self.with_longest_rings_beside(XMemory::Rings, types, division, fewest)
-    }
-
-    /// The instance with the longest rings that
-    /// fit beside X in `x`.
-    fn with_longest_rings_beside(
-        &self,
-        x: XMemory,
-        types: &Types,
-        division: &Division,
-        fewest: u32,
-    ) -> Option<Instance> {
+    fn with_longest_rings(&self, types: &Types, division: &Division, beside: Beside, fewest: u32) -> Option<Instance> {
         // The system reserves 1 KiB of shared memory for each CTA.
         let has_room = |i: &Instance| (i.shared_bytes + 1024) * i.ctas_per_sm <= most_shared(types.variant) + 1024;
-        (fewest..=STAGES.0).rev().map(|stages| self.instance(types, division, stages, x)).find(has_room)
+        (fewest..=STAGES.0).rev().map(|stages| self.instance(types, division, beside, stages)).find(has_room)
     }
 
-    fn instance(&self, types: &Types, division: &Division, stages: u32, x: XMemory) -> Instance {
+    fn instance(&self, types: &Types, division: &Division, beside: Beside, stages: u32) -> Instance {
         let Division { row_tiles, warps, slices, ctas_per_sm } = *division;
         let rows = row_tiles * types.tile_rows();
         let w = row_tiles * types.k_tile_bytes();
         let ring = (stages * w).max(common::warp_sums(self.tile_m, rows));
         let of_warps = warps * slices * (ring + common::scale_table_bytes(types, rows));
-        let mut constants =
-            Prelude { row_tiles: Some(row_tiles), warps_n: Some(warps), stages: Some(stages), ..Prelude::PRODUCT };
-        let (main_loop, of_x) = match x {
-            XMemory::Rings => (&MAIN_LOOP, stages * slices * self.tile_m * types.tile_k() * types.engine.x_bytes()),
-            XMemory::Row { k_blocks } => {
+        let looks_up = beside == Beside::XRingsAndOperands;
+        let mut constants = Prelude {
+            row_tiles: Some(row_tiles),
+            warps_n: Some(warps),
+            stages: Some(stages),
+            operand_table: Some(looks_up.into()),
+            ..Prelude::PRODUCT
+        };
+        let of_table = if looks_up { common::operand_table_bytes(types) } else { 0 };
+        let (main_loop, of_x) = match beside {
+            Beside::XRings | Beside::XRingsAndOperands => {
+                (&MAIN_LOOP, stages * slices * self.tile_m * types.tile_k() * types.engine.x_bytes())
+            }
+            Beside::XRow { k_blocks } => {
                 constants.x_blocks = Some(k_blocks);
                 let statistics = common::row_statistics(1, warps * slices).next_multiple_of(common::ALIGNMENT);
                 (&ONE_ROW, k_blocks * common::x_stage(types, 1) + statistics)
@@ -263,18 +281,18 @@ impl Tile {
             ctas_per_sm,
             stages,
             integer_operands: types.has_integer_operands(),
-            one_row: matches!(x, XMemory::Row { .. }),
+            one_row: matches!(beside, Beside::XRow { .. }),
             constants,
             warps_n: warps,
             k_groups: slices,
-            efficiency: (self.efficiency.0 * arithmetic_share(types, self.tile_m) / 100, self.efficiency.1),
+            efficiency: (self.efficiency.0 * arithmetic_share(types, looks_up, self.tile_m) / 100, self.efficiency.1),
             shares: Shares::OfMmaSync,
             ..Instance::new(Parts {
                 main_loop,
                 types,
                 tile: [self.tile_m, warps * rows],
                 threads: warps * slices * 32,
-                shared_bytes: of_x + of_warps + common::FLAG,
+                shared_bytes: of_table + of_x + of_warps + common::FLAG,
             })
         }
     }
@@ -286,10 +304,12 @@ impl Tile {
 ///
 /// Formats of eight bits and more with eight tokens are derated,
 /// because an SM with a single CTA is slower.
-fn arithmetic_share(types: &Types, tile_m: u32) -> u32 {
+fn arithmetic_share(types: &Types, looks_up: bool, tile_m: u32) -> u32 {
     let format = types.format;
     match () {
         () if !types.is_narrow() && tile_m == 8 => 60,
+        () if looks_up && format.sub_block == 16 => 75,
+        () if looks_up => 85,
         () if !types.has_nested_scales() && matches!(format.encoding, Encoding::Codebook(_)) => 48,
         () if !types.has_nested_scales() => 100,
         () if !format.encoding.is_integer() => 60,

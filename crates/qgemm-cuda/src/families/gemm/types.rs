@@ -142,6 +142,13 @@ impl Types {
         self.format.encoding.is_integer() || matches!(self.format.encoding, Encoding::Codebook(_))
     }
 
+    /// Whether a lookup of operands in shared memory takes fewer
+    /// instructions than their conversion
+    /// (`dequant/operand_table.cuh`).
+    pub(crate) fn looks_up_operands(&self) -> bool {
+        matches!(self.format.encoding, Encoding::Codebook(_)) && (3..=4).contains(&self.format.code_bits())
+    }
+
     /// Whether codes can be operands unchanged, so that offsets apply to
     /// sums (`dequant/integer_operand.cuh`).
     pub(crate) fn has_integer_operands(&self) -> bool {

@@ -150,6 +150,9 @@ prelude! {
     use_mma: Macro "QG_USE_MMA",
     /// 1: integer codes are operands as stored, and offsets act on sums.
     integer_operands: Macro "QG_INTEGER_OPERANDS",
+    /// 1: shared memory holds the operand pair of every pair of codes
+    /// (`dequant/operand_table.cuh`).
+    operand_table: Macro "QG_OPERAND_TABLE",
     /// 1: operands are codes minus zero points, and scales act on sums.
     code_sums: Macro "QG_CODE_SUMS",
     /// 1: weights are rounded to the type of X before the product.
@@ -306,6 +309,7 @@ impl Prelude<'_> {
         experts: Some(0),
         expert_tiles: Some(0),
         projection: Some(0),
+        operand_table: Some(0),
         resident_x: Some(0),
         segment_tiles: Some(0),
         cluster: Some(1),

@@ -80,6 +80,9 @@ impl CheckedGemm {
             XPrecision::E4M3 => &[XFormat::E4M3Block, BLOCKS],
             XPrecision::E4M3Token => &[XFormat::E4M3Block, XFormat::E4M3Token, BLOCKS],
             XPrecision::Int8Token => &[XFormat::Int8Token, BLOCKS],
+            XPrecision::MxFp8 => &[XFormat::MxFp8, BLOCKS],
+            XPrecision::MxFp4 => &[XFormat::MxFp4, XFormat::MxFp8, BLOCKS],
+            XPrecision::NvFp4 => &[XFormat::NvFp4, BLOCKS],
             _ => &[],
         };
         formats.iter().filter_map(|&format| self.quantized_to(format))

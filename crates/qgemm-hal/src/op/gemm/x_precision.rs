@@ -63,11 +63,26 @@ pub enum XPrecision {
     /// than a factor for every 128 columns. Otherwise as
     /// [`XPrecision::E4M3`], which rounds less.
     E4M3Token,
+    /// E4M3 with a power of two (UE8M0) for every 32 columns, where
+    /// block-scaled instructions multiply it with MXFP8 and MXFP4
+    /// weights (consumer Blackwell). Otherwise as
+    /// [`XPrecision::Int8`].
+    MxFp8,
+    /// E2M1 (2 bits of precision) with a power of two for every 32
+    /// columns, where block-scaled instructions multiply it with MXFP4
+    /// weights (consumer Blackwell). Otherwise as
+    /// [`XPrecision::MxFp8`], which rounds less.
+    MxFp4,
+    /// E2M1 with an E4M3 scale for every 16 columns and a factor for
+    /// each token, where block-scaled instructions multiply it with
+    /// NVFP4 weights (consumer Blackwell). Otherwise as
+    /// [`XPrecision::Int8`], which rounds less.
+    NvFp4,
 }
 
 impl XPrecision {
     /// All of them.
-    pub const ALL: [XPrecision; 10] = [
+    pub const ALL: [XPrecision; 13] = [
         XPrecision::Auto,
         XPrecision::Exact,
         XPrecision::F16,
@@ -78,6 +93,9 @@ impl XPrecision {
         XPrecision::Int8Token,
         XPrecision::E4M3,
         XPrecision::E4M3Token,
+        XPrecision::MxFp8,
+        XPrecision::MxFp4,
+        XPrecision::NvFp4,
     ];
 
     /// Lower-case name.
@@ -93,14 +111,17 @@ impl XPrecision {
             XPrecision::Int8Token => "int8_token",
             XPrecision::E4M3 => "e4m3",
             XPrecision::E4M3Token => "e4m3_token",
+            XPrecision::MxFp8 => "mxfp8",
+            XPrecision::MxFp4 => "mxfp4",
+            XPrecision::NvFp4 => "nvfp4",
         }
     }
 
     /// Whether X may be multiplied as INT8 blocks, whatever its type
     /// in memory ([`XFormat::Q8_0`](qgemm_formats::XFormat::Q8_0)).
     pub const fn allows_q8(self) -> bool {
-        use XPrecision::{Auto, E4M3, E4M3Token, Int8, Int8Token};
-        matches!(self, Auto | Int8 | Int8Token | E4M3 | E4M3Token)
+        use XPrecision::{Auto, E4M3, E4M3Token, Int8, Int8Token, MxFp4, MxFp8, NvFp4};
+        matches!(self, Auto | Int8 | Int8Token | E4M3 | E4M3Token | MxFp8 | MxFp4 | NvFp4)
     }
 
     /// The 16-bit type to which X of `dtype` may be rounded;
