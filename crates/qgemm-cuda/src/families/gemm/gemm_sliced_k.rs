@@ -142,7 +142,10 @@ fn listed(types: &Types, beside: Beside, fits_registers: FitsRegisters<'_>) -> V
             |division: &Division| tile.with_longest_rings(types, division, beside, fewest_stages(types, division));
         tile.divisions.iter().filter_map(divided).find(fits_registers)
     };
-    let has_large_table = beside == Beside::XRingsAndOperands && common::operand_table_bytes(types) >= LARGE_TABLE;
+    // Smaller chips than Hopper have no room for a CTA of so many warps.
+    let has_large_table = beside == Beside::XRingsAndOperands
+        && types.variant == Variant::Sm90
+        && common::operand_table_bytes(types) >= LARGE_TABLE;
     let (tiles, many_rows): (&[_], &[_]) = match (types.has_nested_scales(), types.is_narrow()) {
         (true, _) if has_large_table => (&NESTED_LOOKUP_TILES, &NESTED_LOOKUP_MANY_ROWS_TILES),
         (true, _) => (&NESTED_TILES, &NESTED_MANY_ROWS_TILES),
