@@ -84,6 +84,8 @@ pub enum Minimum {
     Zero(usize),
     /// Stored number of the block.
     Stored(FloatScale),
+    /// `number − scale · offset`: a stored number of the block, the value of the code `offset`.
+    Centered(FloatScale, i32),
     /// `−number · integer`: a number of the block and an integer of each sub-block.
     Coded(FloatScale, SubCodes),
     /// `−scale · integer / 8`, with an integer of each sub-block.
@@ -125,6 +127,7 @@ impl SubScales {
                 Minimum::Offset(offset) => -scale * offset as f32,
                 Minimum::Zero(byte) => -scale * f32::from(records[byte]),
                 Minimum::Stored(stored) => stored.read(records),
+                Minimum::Centered(stored, offset) => stored.read(records) - scale * offset as f32,
                 Minimum::Coded(factor, codes) => -factor.read(records) * codes.read(records, sub),
                 Minimum::Eighths(codes) => -scale * (codes.read(records, sub) / 8.0),
             };

@@ -50,9 +50,9 @@ pub struct CodeShape {
 
 impl CodeShape {
     /// Number of packed shapes, the first ones of [`CodeShape::ALL`].
-    pub const PACKED: usize = 21;
+    pub const PACKED: usize = 22;
     /// The shapes of all formats, then their unpacked shapes.
-    pub const ALL: [Self; 35] = [
+    pub const ALL: [Self; 37] = [
         Self::of_integers([2, 0], 16, true, true),
         Self::of_integers([2, 0], 32, false, false),
         Self::of_integers([2, 0], 32, false, true),
@@ -67,6 +67,7 @@ impl CodeShape {
         Self::of_integers([4, 1], 32, false, true),
         Self::of_integers([4, 1], 32, true, true),
         Self::of_integers([4, 2], 16, true, false),
+        Self::of_integers([4, 2], 32, false, true),
         Self::of_integers([8, 0], 32, false, false),
         Self::of_integers([8, 0], 32, false, true),
         Self::of_table([1, 0], 32, false),
@@ -84,6 +85,7 @@ impl CodeShape {
         Self::of_integers([2, 0], 16, true, true).unpacked(),
         Self::of_integers([2, 1], 16, true, false).unpacked(),
         Self::of_integers([4, 2], 16, true, false).unpacked(),
+        Self::of_integers([4, 2], 32, false, true).unpacked(),
         Self::of_integers([8, 0], 32, false, false).unpacked(),
         Self::of_integers([8, 0], 32, false, true).unpacked(),
         Self::of_table([4, 0], 32, true).unpacked(),

@@ -58,6 +58,7 @@ enum Min {
     Offset(f32),
     Zero(Source),
     Stored(Source, ScaleType),
+    Centered(Source, ScaleType, f32),
     Coded(Source, ScaleType, Codes),
     Eighths(Codes),
 }
@@ -115,6 +116,9 @@ impl Scales {
                     Minimum::Offset(offset) => Min::Offset(offset as f32),
                     Minimum::Zero(byte) => Min::Zero(source(layout, block, byte)),
                     Minimum::Stored(float) => Min::Stored(source(layout, block, float.offset), float.kind),
+                    Minimum::Centered(float, offset) => {
+                        Min::Centered(source(layout, block, float.offset), float.kind, offset as f32)
+                    }
                     Minimum::Coded(float, minima) => {
                         Min::Coded(source(layout, block, float.offset), float.kind, codes(minima))
                     }
@@ -285,6 +289,13 @@ unsafe fn unpack_mins<V: Vector>(block: &Block, k_tile: &[u8], scales: &[f32], m
                 scaled(V::multiply(zero, V::splat(-1.0)));
             }
             Min::Stored(at, kind) => V::store(mins.as_mut_ptr(), float::<V>(k_tile, *at, *kind)),
+            Min::Centered(at, kind, offset) => {
+                let stored = float::<V>(k_tile, *at, *kind);
+                for (scale, min) in scales.chunks_exact(LANES).zip(mins.chunks_exact_mut(LANES)) {
+                    let scale = V::load(scale.as_ptr());
+                    V::store(min.as_mut_ptr(), V::multiply_add(scale, V::splat(-offset), stored));
+                }
+            }
             Min::Coded(at, kind, codes) => {
                 let factor = V::multiply(float::<V>(k_tile, *at, *kind), V::splat(-1.0));
                 integers::<V>(k_tile, codes, factor, mins);

@@ -1,5 +1,5 @@
-// Q4_1, Q5_1: blocks of 32 with an f16 scale and
-// minimum: d * q + m.
+// Q4_1, Q5_1, affine groups: an f16 scale and
+// minimum, d * q + m.
 #pragma once
 #include "dequant/integer.cuh"
 
@@ -17,5 +17,16 @@ struct Affine {
     // weight = scale * (code - MIDDLE_CODE) + min.
     QG_DEVICE float min(const KTile& kt, u32 row, u32 sub) {
         return centered_min(f16_to_f32(KTile::Scales0::half(kt.scales0, row, sub * 4 + 2)), scale(kt, row, sub));
+    }
+};
+
+// The minimum record is the value of code CENTER:
+// d * (q - CENTER) + m.
+template <u32 CENTER>
+struct CenteredAffine : Affine {
+    QG_DEVICE float min(const KTile& kt, u32 row, u32 sub) {
+        const float addend = f16_to_f32(KTile::Scales0::half(kt.scales0, row, sub * 4 + 2));
+        if constexpr (MIDDLE_CODE == CENTER) return addend;
+        return ((float)MIDDLE_CODE - (float)CENTER) * Affine::scale(kt, row, sub) + addend;
     }
 };

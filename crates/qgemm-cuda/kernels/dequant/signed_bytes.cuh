@@ -13,7 +13,7 @@ constexpr u32 EACH_BYTE = 0x01010101u;
 constexpr u32 BYTE_SIGNS = 0x80808080u;
 constexpr u32 CODE_BITS = code_bits<KTile>();
 // 8-bit codes are stored as code - 128.
-// With zero points the remaining offset acts on the sums.
+// With zero points or minimums the remaining offset acts on the sums.
 constexpr bool HAS_WIDE_CODES = CODE_BITS == 8;
 
 // The stored codes of a quad.
@@ -117,6 +117,8 @@ struct SignedBytesOf {
     QG_DEVICE float min(const KTile& kt, u32 row, u32 sub) {
         if constexpr (QG_ZERO_POINTS && HAS_WIDE_CODES)
             return (128.0f - (float)D::zero_point(kt, row, sub)) * D::scale(kt, row, sub);
+        else if constexpr (D::HAS_MIN && HAS_WIDE_CODES)
+            return 128.0f * D::scale(kt, row, sub) + OperandsOf<D>::min(kt, row, sub);
         else
             return OperandsOf<D>::min(kt, row, sub);
     }

@@ -1,6 +1,7 @@
 //! Registry of formats ([`ALL`]). Each file has one format, or formats
 //! that differ by a parameter.
 
+pub mod affine_group;
 pub(crate) mod field;
 pub(crate) mod fit;
 pub mod fp8;
@@ -14,7 +15,7 @@ pub(crate) mod linear;
 pub(crate) mod matrix;
 pub mod mxfp4;
 pub mod mxfp8;
-mod nibbles;
+pub(crate) mod nibbles;
 pub mod nvfp4;
 pub mod plain;
 pub mod q1_0;
@@ -72,6 +73,15 @@ pub static ALL: &[&FormatDesc] = &[
     &int_group::INT8_G32,
     &int_group::INT8_G64,
     &int_group::INT8_G128,
+    &affine_group::AFFINE2_G64,
+    &affine_group::AFFINE3_G64,
+    &affine_group::AFFINE4_G64,
+    &affine_group::AFFINE5_G64,
+    &affine_group::AFFINE6_G64,
+    &affine_group::AFFINE8_G32,
+    &affine_group::AFFINE8_G64,
+    &affine_group::CENTERED4_G32,
+    &affine_group::CENTERED4_G64,
     &int8_channel::INT8_CHANNEL,
     &fp8::FP8_E4M3,
     &fp8::FP8_E5M2,

@@ -1,6 +1,8 @@
 //! Q4_1: 32 values in 20 bytes, `d · q + m`. Nibble
 //! order is that of Q4_0.
 
+use half::f16;
+
 use super::{field, nibbles};
 use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
 use crate::sub_scale::{Minimum, SubScales};
@@ -31,6 +33,13 @@ pub static Q4_1: FormatDesc = FormatDesc {
     float_scales: &[FloatScale { offset: 0, kind: ScaleType::F16 }, FloatScale { offset: 2, kind: ScaleType::F16 }],
     unpack_block,
 };
+
+/// Writes one block. `scales` are scale and minimum.
+pub(crate) fn write_block(codes: &[u32; 32], scales: [f16; 2], block: &mut [u8]) {
+    block[..2].copy_from_slice(&scales[0].to_le_bytes());
+    block[2..4].copy_from_slice(&scales[1].to_le_bytes());
+    nibbles::pack(codes, &mut block[4..]);
+}
 
 fn unpack_block(block: &[u8], codes: &mut [u32], scales: &mut [u8]) {
     scales.copy_from_slice(&block[..4]);

@@ -120,6 +120,15 @@ impl Json {
         }
     }
 
+    /// Number.
+    pub fn number(&self) -> Option<f64> {
+        match self {
+            Self::Integer(value) => Some(*value as f64),
+            Self::Float(value) => Some(*value),
+            _ => None,
+        }
+    }
+
     /// Boolean value. Accepts strings.
     pub fn boolean(&self) -> Option<bool> {
         match self {

@@ -2,12 +2,15 @@
 //! files as [`HostWeight`]s.
 //!
 //! [`Model`] works on bytes that the caller has mapped or read. Opening reads headers
-//! only. [`Model::weight`] reads a layer's bytes. Safetensors layers: GPTQ, AWQ,
-//! INT8 per channel, FP8, MXFP4, NVFP4, stacks of these, and plain f32, f16 and bf16
+//! only. [`Model::weight`] reads a layer's bytes. Safetensors layers: GPTQ, AWQ, MLX, bitsandbytes,
+//! torchao, INT8 per channel, FP8, MXFP4, NVFP4, stacks of these, and plain f32, f16 and bf16
 //! matrices. Layers of other formats become errors that name the format.
 
 mod awq;
+mod bitsandbytes;
+mod centered;
 mod eight_bit;
+mod exact;
 mod experts;
 mod four_bit;
 pub mod gguf;
@@ -18,6 +21,7 @@ mod grouped;
 mod groups;
 mod json;
 mod layer;
+mod mlx;
 mod numbers;
 mod options;
 mod overrides;
@@ -29,6 +33,7 @@ mod settings;
 mod shards;
 mod stack;
 mod stated;
+mod torchao;
 mod unserved;
 
 use std::collections::{BTreeMap, HashMap};
@@ -180,7 +185,9 @@ impl Model {
                         what: "is not safetensors (which has a JSON header at byte 8), nor are all files GGUF".into(),
                     });
                 }
-                Self::from_safetensors(raw::read(shards)?, &Settings::parse(settings)?, &options)?
+                let (tensors, metadata) = raw::read(shards)?;
+                let settings = Settings::parse(settings)?.with_metadata(metadata);
+                Self::from_safetensors(tensors, &settings, &options)?
             }
         };
         model.by_name = model.tensors.iter().enumerate().map(|(i, tensor)| (tensor.name.clone(), i)).collect();

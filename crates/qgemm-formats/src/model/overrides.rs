@@ -1,5 +1,6 @@
 //! Per-layer settings: AutoRound's `extra_config`, GPTQModel's `dynamic` and ModelOpt's
-//! `quantized_layers`. Their keys are layer names or regular expressions.
+//! `quantized_layers`. Their keys are layer names or regular expressions. MLX has the
+//! names of layers among the settings themselves.
 
 use std::collections::HashMap;
 
@@ -18,6 +19,8 @@ const PATTERN_CHARACTERS: &[char] = &['*', '+', '?', '^', '$', '(', ')', '[', ']
 #[derive(Clone, Debug, Default)]
 pub(super) struct Overrides {
     lists: Vec<List>,
+    /// Settings of MLX layers.
+    own: HashMap<String, Json>,
     /// Reason why they are invalid.
     refused: Option<String>,
 }
@@ -56,12 +59,13 @@ impl Overrides {
             ("extra_config", true, (|key, values| (key, "", values)) as fn(&str, Json) -> (&str, &str, Json)),
             // Patterns match from the start. `-:` marks layers without quantization.
             ("dynamic", false, |key, values| match key.strip_prefix("-:") {
-                Some(key) => (key, "^", Json::Object(vec![("bits".into(), Json::Integer(16))])),
+                Some(key) => (key, "^", unquantized()),
                 None => (key.strip_prefix("+:").unwrap_or(key), "^", values),
             }),
             ("quantized_layers", true, |key, values| (key, "", values)),
         ];
         let mut overrides = Self::default();
+        overrides.own = settings.entries().iter().filter_map(of_mlx).collect();
         for (setting, names_first, rule) in lists {
             match settings.get(setting) {
                 Json::Object(entries) => overrides.lists.push(List::new(entries, names_first, rule)),
@@ -85,8 +89,23 @@ impl Overrides {
                 return Ok(Some(values));
             }
         }
-        Ok(None)
+        Ok(self.own.get(name))
     }
+}
+
+/// Settings of an MLX layer: an object, or `false` for a layer without quantization.
+fn of_mlx((name, values): &(String, Json)) -> Option<(String, Json)> {
+    let states = |key| !values.get(key).is_null();
+    match values {
+        Json::Bool(false) => Some((name.clone(), unquantized())),
+        Json::Object(_) if states("bits") || states("group_size") => Some((name.clone(), values.clone())),
+        _ => None,
+    }
+}
+
+/// Settings of a layer without quantization.
+fn unquantized() -> Json {
+    Json::Object(vec![("bits".into(), Json::Integer(16))])
 }
 
 impl List {

@@ -14,6 +14,9 @@ use crate::weight::SharedBytes;
 /// Tensors of a checkpoint by name.
 pub(super) type RawTensors = BTreeMap<String, RawTensor>;
 
+/// Texts of the headers by key.
+pub(super) type Metadata = BTreeMap<String, String>;
+
 /// Raw tensor: type, shape, bytes.
 #[derive(Clone, Debug)]
 pub(super) struct RawTensor {
@@ -73,16 +76,17 @@ impl RawTensor {
     }
 }
 
-/// Tensors of all shards of a checkpoint.
+/// Tensors of all shards of a checkpoint, and the metadata of their headers.
 ///
 /// # Errors
 /// [`FormatError::BadFile`] for duplicate names, and for files that the `safetensors`
 /// crate rejects: truncated files, false sizes and offsets, gaps, overlaps.
-pub(super) fn read(files: &[NamedFile<SharedBytes>]) -> Result<RawTensors, FormatError> {
-    let mut tensors = RawTensors::new();
+pub(super) fn read(files: &[NamedFile<SharedBytes>]) -> Result<(RawTensors, Metadata), FormatError> {
+    let (mut tensors, mut metadata) = (RawTensors::new(), Metadata::new());
     for NamedFile { name: file, contents: bytes } in files {
         let bad = |what: String| FormatError::BadFile { file: file.clone(), what: printable(&what) };
         let (header_bytes, header) = SafeTensors::read_metadata(bytes).map_err(|error| bad(error.to_string()))?;
+        metadata.extend(header.metadata().iter().flatten().map(|(key, text)| (key.clone(), text.clone())));
         // The length of the header takes eight bytes before it.
         let start = header_bytes + 8;
         for (name, info) in header.tensors() {
@@ -98,7 +102,7 @@ pub(super) fn read(files: &[NamedFile<SharedBytes>]) -> Result<RawTensors, Forma
             }
         }
     }
-    Ok(tensors)
+    Ok((tensors, metadata))
 }
 
 /// Error of an invalid tensor or layer.

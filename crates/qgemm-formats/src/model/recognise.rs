@@ -6,16 +6,19 @@ use std::sync::Arc;
 
 use safetensors::tensor::Dtype;
 
+use super::bitsandbytes::take_bitsandbytes;
 use super::eight_bit::{EightBitLayer, EightBitSettings};
 use super::four_bit::{Mxfp4Layer, Nvfp4Layer};
 use super::grouped::take_grouped;
 use super::layer::{Found, Layer, erase};
+use super::mlx::take_mlx;
 use super::options::ModelOptions;
 use super::pack_quantized::take_pack_quantized;
 use super::raw::{RawTensor, RawTensors, bad, unsupported};
 use super::settings::Settings;
-use super::stack::StackLayer;
+use super::stack::{StackLayer, layer_or_stack};
 use super::stated::Stated;
+use super::torchao::take_torchao;
 use super::unserved::{BESIDE_WEIGHT, take_incomplete, take_unserved};
 use crate::error::FormatError;
 
@@ -24,10 +27,11 @@ use crate::error::FormatError;
 const QUANTIZATION_WORDS: [&str; 7] = ["scale", "zero", "blocks", "packed", "g_idx", "shape", "codebook"];
 
 /// Tensors of a module that only a quantized layer has.
-const WEIGHT_PARTS: [&str; 11] = [
+const WEIGHT_PARTS: [&str; 12] = [
     "qweight",
     "qzeros",
     "scales",
+    "biases",
     "g_idx",
     "weight_packed",
     "weight_scale",
@@ -54,6 +58,9 @@ pub(super) fn take_layers(tensors: &mut RawTensors, settings: &Settings, options
     found.extend(names.iter().filter_map(|name| {
         take_grouped(tensors, name, settings, options)
             .or_else(|| take_pack_quantized(tensors, name, &stated))
+            .or_else(|| take_mlx(tensors, name, settings))
+            .or_else(|| take_torchao(tensors, name, settings, &stated))
+            .or_else(|| take_bitsandbytes(tensors, name, settings))
             .or_else(|| take_mxfp4(tensors, name))
             .or_else(|| take_nvfp4(tensors, name))
             .or_else(|| take_packed_nvfp4(tensors, name))
@@ -207,12 +214,7 @@ fn take_packed_nvfp4(tensors: &mut RawTensors, name: &str) -> Option<Found> {
 
 /// NVFP4 layer, or a stack of them.
 fn nvfp4(codes: RawTensor, scales: RawTensor, scale: RawTensor, divides: bool) -> Result<Arc<dyn Layer>, FormatError> {
-    if codes.shape.len() < 3 {
-        return erase(Nvfp4Layer::new(codes, scales, scale, divides));
-    }
-    erase(StackLayer::new(codes, [scales, scale], move |codes, [scales, scale]| {
-        Nvfp4Layer::new(codes, scales, scale, divides)
-    }))
+    layer_or_stack(codes, [scales, scale], move |codes, [scales, scale]| Nvfp4Layer::new(codes, scales, scale, divides))
 }
 
 fn take_eight_bit(tensors: &mut RawTensors, name: &str, settings: &Settings, stated: &Stated<'_>) -> Option<Found> {

@@ -14,7 +14,7 @@
 use super::json::Json;
 use super::options::NamedFile;
 use super::overrides::Overrides;
-use super::raw::bad;
+use super::raw::{Metadata, bad};
 use crate::error::FormatError;
 use crate::names::printable;
 use crate::x_format::XFormat;
@@ -29,6 +29,8 @@ const MOST_PARTS: usize = 4;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Settings {
     sources: Vec<Source>,
+    /// Metadata of the safetensors files.
+    metadata: Metadata,
 }
 
 /// One set of settings.
@@ -62,6 +64,20 @@ impl Settings {
             }
         }
         Ok(settings)
+    }
+
+    /// Adds the metadata of the safetensors files.
+    pub fn with_metadata(self, metadata: Metadata) -> Self {
+        Self { metadata, ..self }
+    }
+
+    /// JSON object in the metadata under the name of a tensor. `Null` when absent.
+    ///
+    /// # Errors
+    /// [`FormatError::BadFile`] when it is no JSON.
+    pub fn of_tensor(&self, name: &str) -> Result<Json, FormatError> {
+        let Some(text) = self.metadata.get(name) else { return Ok(Json::Null) };
+        Json::parse(text).map_err(|error| bad(name, format!("metadata of the file: {error}")))
     }
 
     fn collect(&mut self, file: &str, path: &str, value: &Json, depth: usize) -> Result<(), String> {

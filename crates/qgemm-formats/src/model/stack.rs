@@ -14,8 +14,9 @@
 //! and K by its shape.
 
 use std::fmt;
+use std::sync::Arc;
 
-use super::layer::{Layer, stack_slice};
+use super::layer::{Layer, erase, stack_slice};
 use super::raw::{RawTensor, bad, unsupported};
 use crate::desc::Format;
 use crate::error::FormatError;
@@ -64,6 +65,21 @@ where
         let first = expert(0, experts, &codes, &scales, &make)?;
         Ok(Self { experts, codes, scales, first, make })
     }
+}
+
+/// Layer of `codes` `[N, K]`, or the stack of `[E, N, K]`.
+///
+/// # Errors
+/// Those of `make`, and of [`StackLayer::new`].
+pub(super) fn layer_or_stack<L, const SCALES: usize>(
+    codes: RawTensor,
+    scales: [RawTensor; SCALES],
+    make: impl Fn(RawTensor, [RawTensor; SCALES]) -> Result<L, FormatError> + Send + Sync + 'static,
+) -> Result<Arc<dyn Layer>, FormatError>
+where
+    L: Layer + 'static,
+{
+    if codes.shape.len() < 3 { erase(make(codes, scales)) } else { erase(StackLayer::new(codes, scales, make)) }
 }
 
 /// Layer of expert `index` of `experts`.

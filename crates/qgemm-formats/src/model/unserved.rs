@@ -3,7 +3,6 @@
 
 use safetensors::tensor::Dtype;
 
-use super::json::Json;
 use super::layer::Found;
 use super::raw::{RawTensor, RawTensors, unsupported};
 use super::stated::Stated;
@@ -96,13 +95,7 @@ static UNSERVED: &[Signature] = &[
     known((".weight_packed", BYTES), &[(".weight_scale", POWERS)], "compressed-tensors MXFP4 (mxfp4-pack-quantized)"),
     known((".weight_packed", &[]), &[(".scale_packed", &[]), (".meta", &[])], "compressed-tensors marlin-24"),
     known((".compressed", &[]), &[(".bitmask", BYTES)], "compressed-tensors sparse-bitmask"),
-    known((".weight", BYTES), &[(".weight.quant_state.bitsandbytes__nf4", &[])], "bitsandbytes NF4"),
-    known((".weight", BYTES), &[(".weight.quant_state.bitsandbytes__fp4", &[])], "bitsandbytes FP4"),
-    named((".weight", BYTES), &[(".weight.absmax", &[])], bitsandbytes_4bit),
-    known((".weight", SIGNED), &[(".SCB", &[])], "bitsandbytes LLM.int8()"),
-    named((".weight", &[Dtype::U32]), &[(".scales", &[])], mlx),
     known((".weight", &[Dtype::I8, Dtype::F4]), &[(".scale", &[Dtype::F8_E8M0])], "DeepSeek V4 FP4 experts"),
-    named(("._weight_qdata", &[]), &[("._weight_scale", &[])], torchao),
     known((".W_q", INTEGERS), &[], "HQQ"),
     known((".codes", INTEGERS), &[(".codebooks", &[])], "AQLM"),
     known((".Qidxs", INTEGERS), &[], "QuIP#"),
@@ -126,6 +119,10 @@ static UNSERVED: &[Signature] = &[
     named(("", BYTES), &[("_weight_scale", POWERS)], mxfp4_in_bytes),
 ];
 
+/// States of bitsandbytes layers.
+const BITSANDBYTES_STATES: &[&str] =
+    &[".weight.quant_state.bitsandbytes__nf4", ".weight.quant_state.bitsandbytes__fp4"];
+
 /// Incomplete layers of supported formats. Matched after complete layers are taken.
 static INCOMPLETE: &[Signature] = &[
     lacking((".qweight", WORDS), &[], "GPTQ or AWQ", &[".scales"]),
@@ -134,7 +131,9 @@ static INCOMPLETE: &[Signature] = &[
     lacking((".weight", BYTES), &[(".weight_scale", &[Dtype::F8_E4M3])], "NVFP4", &[".weight_scale_2"]),
     lacking(("", BYTES), &[("_scale", &[Dtype::F8_E4M3])], "NVFP4", &["_scale_2"]),
     lacking(("", BYTES), &[("_weight_scale", &[Dtype::F8_E4M3])], "NVFP4", &["_weight_scale_2"]),
+    lacking((".weight", BYTES), &[(".weight.absmax", &[])], "bitsandbytes 4 bit", BITSANDBYTES_STATES),
     lacking(("_blocks", BYTES), &[], "MXFP4", &["_scales"]),
+    lacking((".weight", &[Dtype::U32]), &[(".biases", &[])], "MLX affine", &[".scales"]),
     Signature { method: "modelopt", ..lacking((".weight", BYTES), &[], "NVFP4", &[".weight_scale"]) },
     Signature { method: "compressed-tensors", ..lacking((".weight", SIGNED), &[], "INT8", &[".weight_scale"]) },
     Signature { method: ANY_METHOD, ..named((".weight", INTEGERS), &[], by_method) },
@@ -215,49 +214,6 @@ impl Signature {
             [] => unsupported(layer, format!("is {format}, which is not supported: requantize it to a format that is")),
             lacks => FormatError::missing(layer, &format, lacks.iter().map(|part| format!("{}{part}", module.name))),
         }
-    }
-}
-
-fn bitsandbytes_4bit(module: &Module<'_>) -> String {
-    let kind = module.stated.text("bnb_4bit_quant_type").unwrap_or("4 bit");
-    format!("bitsandbytes {}", kind.replace("nf", "NF").replace("fp", "FP"))
-}
-
-fn mlx(module: &Module<'_>) -> String {
-    let of = |name: &str| module.stated.of_module(module.name, name);
-    match (of("mode").text().filter(|&mode| mode != "affine"), of("bits").integer()) {
-        (Some(mode), _) => format!("MLX {}", mode.to_uppercase()),
-        (None, Some(bits)) => format!("MLX {bits} bit"),
-        (None, None) => "MLX affine integers".into(),
-    }
-}
-
-fn torchao(module: &Module<'_>) -> String {
-    let stated = module.stated.of_module("quant_type", "default");
-    let stated = if stated.is_null() { module.stated.of_module("", "quant_type") } else { stated };
-    let stated = texts(stated).to_lowercase().replace('_', "");
-    // In configuration names the weight type is last:
-    // `Int8DynamicActivationInt4WeightConfig`.
-    let types = ["int4", "int8", "float8", "nvfp4", "mxfp4", "uintx"];
-    let of_weight = types.iter().find(|kind| stated.contains(&format!("{kind}weight")));
-    let kind = of_weight.or_else(|| types.iter().find(|kind| stated.contains(*kind)));
-    match (kind, module.codes.dtype) {
-        (Some(kind), _) => format!("torchao {kind}"),
-        (None, Dtype::F8_E4M3 | Dtype::F8_E5M2) => "torchao float8".into(),
-        (None, Dtype::I8) => "torchao int8".into(),
-        (None, _) => "torchao int4".into(),
-    }
-}
-
-/// All strings in a value, keys included.
-fn texts(value: &Json) -> String {
-    match value {
-        Json::Text(text) => text.clone(),
-        Json::List(values) => values.iter().map(texts).collect::<Vec<_>>().join(" "),
-        Json::Object(entries) => {
-            entries.iter().map(|(name, value)| format!("{name} {}", texts(value))).collect::<Vec<_>>().join(" ")
-        }
-        _ => String::new(),
     }
 }
 

@@ -1,5 +1,7 @@
 //! Synthetic checkpoints for the tests of model files.
 
+use std::collections::HashMap;
+
 use qgemm_formats::model::{Model, ModelOptions, NamedFile};
 use qgemm_formats::{FormatError, HostWeight, SharedBytes};
 use safetensors::tensor::{Dtype, TensorView, serialize};
@@ -21,13 +23,19 @@ impl Numbers {
     }
 }
 
-/// Tensors of a safetensors file.
+/// Tensors of a safetensors file, and its metadata.
 #[derive(Default)]
-pub struct Checkpoint(Vec<(String, Dtype, Vec<usize>, Vec<u8>)>);
+pub struct Checkpoint(Vec<(String, Dtype, Vec<usize>, Vec<u8>)>, HashMap<String, String>);
 
 impl Checkpoint {
     pub fn add(mut self, name: &str, dtype: Dtype, shape: &[usize], bytes: Vec<u8>) -> Self {
         self.0.push((name.into(), dtype, shape.to_vec(), bytes));
+        self
+    }
+
+    /// Adds metadata of the header.
+    pub fn describe(mut self, key: &str, text: &str) -> Self {
+        self.1.insert(key.into(), text.into());
         self
     }
 
@@ -39,7 +47,8 @@ impl Checkpoint {
         let views = self.0.iter().map(|(name, dtype, shape, bytes)| {
             (name.clone(), TensorView::new(*dtype, shape.clone(), bytes).expect("bytes fit the shape"))
         });
-        serialize(views, None).expect("serializable")
+        let metadata = Some(self.1.clone()).filter(|metadata| !metadata.is_empty());
+        serialize(views, metadata).expect("serializable")
     }
 
     pub fn open(&self, config: Option<&str>) -> Model {

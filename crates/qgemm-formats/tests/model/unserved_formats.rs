@@ -4,7 +4,7 @@
 use crate::checkpoint::Checkpoint;
 use qgemm_formats::model::TensorKind;
 use qgemm_formats::{FormatError, model::gguf::ggml_type_name};
-use safetensors::tensor::Dtype::{self, BF16, F8_E4M3, F16, F32, I8, I16, I32, I64, U8, U32};
+use safetensors::tensor::Dtype::{self, BF16, F8_E4M3, F16, F32, I8, I16, I32, I64, U8};
 
 /// Format name, settings below `quantization_config`, and the tensors of a layer.
 type Case = (&'static str, &'static str, &'static [(&'static str, Dtype, &'static [usize])]);
@@ -26,60 +26,9 @@ const CASES: &[Case] = &[
         &[("weight", U8, &[8, 48]), ("weight_scale", U8, &[8, 2])],
     ),
     (
-        "bitsandbytes NF4",
-        r#"{"quant_method": "bitsandbytes", "load_in_4bit": true}"#,
-        &[
-            ("weight", U8, &[64, 1]),
-            ("weight.absmax", U8, &[2]),
-            ("weight.quant_map", F32, &[16]),
-            ("weight.nested_absmax", F32, &[1]),
-            ("weight.quant_state.bitsandbytes__nf4", U8, &[80]),
-        ],
-    ),
-    (
-        "bitsandbytes FP4",
-        "{}",
-        &[("weight", U8, &[64, 1]), ("weight.absmax", F32, &[2]), ("weight.quant_state.bitsandbytes__fp4", U8, &[80])],
-    ),
-    (
-        "bitsandbytes NF4",
-        r#"{"quant_method": "bitsandbytes", "bnb_4bit_quant_type": "nf4"}"#,
-        &[("weight", U8, &[64, 1]), ("weight.absmax", F32, &[2])],
-    ),
-    (
-        "bitsandbytes LLM.int8()",
-        r#"{"quant_method": "bitsandbytes", "load_in_8bit": true}"#,
-        &[("weight", I8, &[8, 64]), ("SCB", F32, &[8]), ("weight_format", U8, &[])],
-    ),
-    (
-        "MLX 4 bit",
-        r#"{"group_size": 64, "bits": 4}"#,
-        &[("weight", U32, &[8, 8]), ("scales", BF16, &[8, 1]), ("biases", BF16, &[8, 1])],
-    ),
-    (
-        "MLX 6 bit",
-        r#"{"group_size": 64, "bits": 4, "layer": {"group_size": 64, "bits": 6}}"#,
-        &[("weight", U32, &[8, 12]), ("scales", BF16, &[8, 1]), ("biases", BF16, &[8, 1])],
-    ),
-    (
-        "MLX MXFP4",
-        r#"{"group_size": 32, "bits": 4, "mode": "mxfp4"}"#,
-        &[("weight", U32, &[8, 8]), ("scales", U8, &[8, 2])],
-    ),
-    (
         "torchao int4",
         r#"{"quant_method": "torchao", "quant_type": {"default": {"_type": "Int8DynamicActivationInt4WeightConfig"}}}"#,
         &[("_weight_qdata", I8, &[8, 64]), ("_weight_scale", BF16, &[8, 2]), ("_weight_zero_point", I8, &[8, 2])],
-    ),
-    (
-        "torchao int8",
-        r#"{"quant_method": "torchao", "quant_type": "int8_weight_only"}"#,
-        &[("_weight_qdata", I8, &[8, 64]), ("_weight_scale", BF16, &[8])],
-    ),
-    (
-        "torchao float8",
-        r#"{"quant_method": "torchao"}"#,
-        &[("_weight_qdata", F8_E4M3, &[8, 64]), ("_weight_scale", F32, &[8, 1])],
     ),
     ("HQQ", r#"{"quant_method": "hqq"}"#, &[("W_q", U8, &[4, 64]), ("scale", F16, &[8, 1]), ("zero", F16, &[8, 1])]),
     (
@@ -179,14 +128,6 @@ fn each_is_named_and_concerns_itself_alone() {
         let served = ["int-quantized"].iter().any(|kind| format.contains(kind)) || format.contains('`');
         assert!(served || names.len() == 4, "{format} leaves tensors: {names:?}");
     }
-}
-
-#[test]
-fn mlx_states_its_settings_below_a_name_of_its_own() {
-    let tensors = [("weight", U32, &[8, 8][..]), ("scales", BF16, &[8, 1]), ("biases", BF16, &[8, 1])];
-    let config = r#"{"model_type": "qwen3", "quantization": {"group_size": 64, "bits": 3}}"#;
-    let error = checkpoint(&tensors, "layer").open(Some(config)).weight("layer").expect_err("MLX");
-    assert!(error.to_string().contains("MLX 3 bit"), "{error}");
 }
 
 #[test]

@@ -64,6 +64,8 @@ const PARTS: &[&str] = &[
     ".qweight",
     ".qzeros",
     ".scales",
+    ".biases",
+    ".SCB",
     ".g_idx",
     ".weight_scale",
     ".weight_scale_inv",
@@ -91,7 +93,7 @@ struct Seed {
     values: Values,
 }
 
-/// Mutated checkpoints of GPTQ, AWQ, pack-quantized, INT8, FP8, MXFP4
+/// Mutated checkpoints of GPTQ, AWQ, pack-quantized, MLX, INT8, FP8, MXFP4
 /// and NVFP4.
 pub struct CheckpointTarget(Vec<Seed>);
 
@@ -326,6 +328,7 @@ fn seeds() -> Vec<Seed> {
     let mut numbers = Numbers(7);
     let mut seeds = grouped_seeds(&mut numbers);
     seeds.extend(pack_quantized_seeds(&mut numbers));
+    seeds.extend(mlx_seeds(&mut numbers));
     seeds.extend(eight_bit_seeds(&mut numbers));
     seeds.extend(four_bit_seeds(&mut numbers));
     seeds
@@ -425,6 +428,34 @@ fn pack_quantized_seeds(numbers: &mut Numbers) -> Vec<Seed> {
         packed("pack-quantized, 3 bits", 3, false),
         packed("pack-quantized, 8 bits", 8, true),
     ]
+}
+
+fn mlx_seeds(numbers: &mut Numbers) -> Vec<Seed> {
+    let (n, k) = (24usize, 128usize);
+    let settings = |bits: usize, group: usize, mode: &str| {
+        let stated = json!({ "group_size": group, "bits": bits, "mode": mode });
+        Some(json!({ "model_type": "qwen3", "quantization_config": stated }))
+    };
+    let mut seeds = Vec::new();
+    for (bits, group) in [(4usize, 64usize), (8, 32), (3, 64), (6, 128)] {
+        let (words, groups) = (k * bits / 32, k / group);
+        let tensors = vec![
+            (".weight", tensor("U32", &[n, words], numbers.bytes(n * words * 4))),
+            (".scales", tensor("F16", &[n, groups], numbers.f16(n * groups))),
+            (".biases", tensor("F16", &[n, groups], numbers.f16(n * groups))),
+        ];
+        seeds.push(seed(format!("MLX, {bits} bits in groups of {group}"), settings(bits, group, "affine"), tensors));
+    }
+    let tensors = vec![
+        (".weight", tensor("U32", &[n, k / 8], numbers.bytes(n * k / 2))),
+        (".scales", tensor("U8", &[n, k / 32], numbers.powers(n * k / 32))),
+    ];
+    seeds.push(seed("MLX MXFP4", settings(4, 32, "mxfp4"), tensors));
+    let eight = json!({ "quantization_config": { "quant_method": "bitsandbytes", "load_in_8bit": true } });
+    let tensors =
+        vec![(".weight", tensor("I8", &[n, k], numbers.bytes(n * k))), (".SCB", tensor("F32", &[n], numbers.f32(n)))];
+    seeds.push(seed("LLM.int8()", Some(eight), tensors));
+    seeds
 }
 
 fn eight_bit_seeds(numbers: &mut Numbers) -> Vec<Seed> {

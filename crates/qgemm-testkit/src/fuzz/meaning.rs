@@ -58,6 +58,9 @@ pub(super) fn meanings(settings: Option<&str>, tensors: &Tensors) -> Vec<Values>
         ["weight", "weight_scale"] if parts["weight"].dtype == "U8" => {
             mxfp4_rows(parts["weight"], parts["weight_scale"])
         }
+        ["biases", "scales", "weight"] => mlx_affine(&stated, &parts).into_iter().collect(),
+        ["scales", "weight"] => mlx_mxfp4(&stated, &parts),
+        ["SCB", "weight"] => llm_int8(&stated, parts["weight"], parts["SCB"]).into_iter().collect(),
         ["scale", "weight"] => mxfp4_rows(parts["weight"], parts["scale"]),
         ["weight_packed", "weight_scale", "weight_shape"]
         | ["weight_packed", "weight_scale", "weight_shape", "weight_zero_point"]
@@ -79,10 +82,11 @@ pub(super) fn meanings(settings: Option<&str>, tensors: &Tensors) -> Vec<Values>
 
 /// A plain weight. Tensors that only quantized layers have make it ambiguous.
 fn plain(parts: &BTreeMap<&str, &Tensor>) -> Option<Values> {
-    const QUANTIZED: [&str; 10] = [
+    const QUANTIZED: [&str; 11] = [
         "qweight",
         "qzeros",
         "scales",
+        "biases",
         "g_idx",
         "weight_packed",
         "weight_scale",
@@ -415,6 +419,67 @@ fn mxfp4(blocks: &Tensor, scales: &Tensor) -> Vec<Values> {
         (f64::from(E2M1[usize::from(code)]) * (f64::from(scales.bytes[i / 32]) - 127.0).exp2()) as f32
     };
     vec![(0..n * per_row * 32).map(value).collect()]
+}
+
+/// Bits and group of an MLX layer in this mode.
+fn mlx_packing(stated: &Settings, mode: &str) -> Option<[usize; 2]> {
+    let is_mode = match stated.text("mode") {
+        Stated::Nothing => mode == "affine",
+        Stated::This(other) => other == mode,
+        Stated::Nonsense => false,
+    };
+    match (stated.integer(["bits", "w_bit"]), stated.integer(["group_size", "q_group_size"])) {
+        (Stated::This(bits), Stated::This(group)) if is_mode => {
+            Some([usize::try_from(bits).ok()?, usize::try_from(group).ok()?])
+        }
+        _ => None,
+    }
+}
+
+fn mlx_words(tensor: &Tensor) -> Option<Vec<u32>> {
+    words(&Tensor { dtype: "I32".into(), ..tensor.clone() }).filter(|_| tensor.dtype == "U32")
+}
+
+/// MLX affine: scale · code + bias.
+fn mlx_affine(stated: &Settings, parts: &BTreeMap<&str, &Tensor>) -> Option<Values> {
+    let [bits, group] = mlx_packing(stated, "affine")?;
+    let is_known = [2, 3, 4, 5, 6, 8].contains(&bits) && [32, 64, 128].contains(&group);
+    let codes = mlx_words(parts["weight"]).filter(|_| is_known)?;
+    let [n, row] = parts["weight"].shape[..] else { return None };
+    let k = row * 32 / bits;
+    let groups = k / group;
+    let fits = row > 0 && groups * group * bits == row * 32;
+    let is_scale = |tensor: &Tensor| tensor.shape == [n, groups];
+    let (scales, biases) = (floats(parts["scales"])?, floats(parts["biases"])?);
+    if !fits || n == 0 || !is_scale(parts["scales"]) || !is_scale(parts["biases"]) {
+        return None;
+    }
+    let finite = scales.iter().chain(&biases).all(|scale| scale.is_finite());
+    let value = |i: usize| {
+        let (line, column) = (i / k, i % k);
+        let at = line * groups + column / group;
+        Some(field(&codes, line * row, 1, column * bits, bits)? as f32 * scales[at] + biases[at])
+    };
+    (0..n * k).map(value).collect::<Option<_>>().filter(|_| finite)
+}
+
+/// MLX in mode `mxfp4`.
+fn mlx_mxfp4(stated: &Settings, parts: &BTreeMap<&str, &Tensor>) -> Vec<Values> {
+    let codes = parts["weight"];
+    let is_mx = mlx_packing(stated, "mxfp4") == Some([4, 32]) && codes.dtype == "U32" && parts["scales"].dtype == "U8";
+    let [n, row] = codes.shape[..] else { return Vec::new() };
+    let bytes = Tensor { dtype: "U8".into(), shape: vec![n, row * 4], bytes: codes.bytes.clone() };
+    if is_mx { mxfp4_rows(&bytes, parts["scales"]) } else { Vec::new() }
+}
+
+/// bitsandbytes LLM.int8(): SCB / 127 · code.
+fn llm_int8(stated: &Settings, weight: &Tensor, scb: &Tensor) -> Option<Values> {
+    let [n, k] = weight.shape[..] else { return None };
+    let is_int8 = stated.flag("load_in_8bit")? != Some(false) && weight.dtype == "I8" && scb.dtype == "F32";
+    let scales = floats(scb).filter(|scales| is_int8 && k > 0 && scales.iter().all(|scale| scale.is_finite()))?;
+    let of_rows = scb.shape == [n] || scb.shape == [n, 1] || scales.len() == 1;
+    let scale = |row: usize| if scales.len() == 1 { scales[0] } else { scales[row] } / 127.0;
+    of_rows.then(|| (0..n * k).map(|i| scale(i / k) * f32::from(weight.bytes[i] as i8)).collect())
 }
 
 /// MXFP4 in rows of codes, two a byte.

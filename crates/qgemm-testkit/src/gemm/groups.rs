@@ -442,7 +442,7 @@ fn x_formats(format: Format) -> Vec<Case> {
 /// Equal bytes over so many columns that their sum of products
 /// overflows 32 bits.
 fn sums_beyond_32_bits(format: Format) -> Option<Case> {
-    let are_bytes = format.row_scale && format.code_planes == [8] && format.encoding.is_integer();
+    let are_bytes = format.scale_planes.is_empty() && format.code_planes == [8] && format.encoding.is_integer();
     let case =
         Case { weights: WeightKind::Raw, activations: ActivationKind::AllEqual, ..Case::new(format, 20, 33, 140_032) };
     are_bytes.then(|| case.with_x_format(XFormat::Int8Token))

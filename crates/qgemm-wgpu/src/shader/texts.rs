@@ -200,7 +200,7 @@ pub(super) static DEQUANT: &[(&str, &str)] = snippets![
     "q2_k" "q3_k" "q4_k" "q5_k" "q6_k"
     "iq4_nl" "iq4_xs" "mxfp4" "nvfp4"
     "iq1_s" "iq1_m" "iq2" "iq3_xxs" "iq3_s" "q1_0" "ternary"
-    "int2" "int3" "int4" "int8" "int8_channel"
+    "int2" "int3" "int4" "int8" "int8_channel" "affine_group" "centered_group"
     "fp8_e4m3" "fp8_e5m2" "fp8_e4m3_block128" "fp8_e5m2_block128" "mxfp8" "mxfp8_e5m2"
 ];
 
