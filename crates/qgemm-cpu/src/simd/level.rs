@@ -28,13 +28,13 @@ macro_rules! level {
             normalize,
             add,
             multiply: &[$(multiply::<$tiles, $tokens>),*],
-            unpack_codes: crate::simd::of_shapes!(unpack_codes []; 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20),
+            unpack_codes: crate::simd::of_shapes!(unpack_codes []; 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21),
             multiply_codes: [
                 &[$(($packed, &crate::simd::of_shapes!(
-                    multiply_codes [1, $packed]; 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20
+                    multiply_codes [1, $packed]; 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21
                 ))),*],
                 &[$(($unpacked, &crate::simd::of_shapes!(
-                    multiply_codes [$unpacked_tiles, $unpacked]; 21 22 23 24 25 26 27 28 29 30 31 32 33 34
+                    multiply_codes [$unpacked_tiles, $unpacked]; 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36
                 ))),*],
             ],
         };

@@ -1,5 +1,5 @@
-// Grouped integers around 8 with an f16 scale and
-// addend (torchao int4): d * (q - 8) + m.
+// Grouped integers around 8 (torchao int4):
+// d * (q - 8) + m, both f16.
 #pragma once
 #include "dequant/affine.cuh"
 

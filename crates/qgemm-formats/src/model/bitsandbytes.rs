@@ -1,4 +1,5 @@
-//! bitsandbytes layers: 4-bit floats in blocks (NF4, FP4), and LLM.int8().
+//! bitsandbytes layers: 4-bit floats in blocks (NF4, FP4),
+//! and LLM.int8().
 //!
 //! ```text
 //! weight                  bytes of two codes, the first in the high nibble; blocks run over all of N × K
@@ -7,15 +8,21 @@
 //! weight.quant_state.bitsandbytes__nf4      JSON: blocksize, shape, dtype, …
 //! ```
 //!
-//! With double quantization, `weight.absmax` holds bytes, and
-//! `absmax = nested_quant_map[byte] · nested_absmax + nested_offset`.
+//! With double quantization, `weight.absmax` holds bytes:
+//!
+//! ```text
+//! absmax = nested_quant_map[byte] · nested_absmax + nested_offset
+//! ```
+//!
+//! LLM.int8():
 //!
 //! ```text
 //! weight [N, K] i8, SCB [N] f32             value = SCB / 127 · weight
 //! ```
 //!
-//! No kernel has a codebook of fractions, so 4-bit layers are expanded when loaded, to the
-//! `dtype` of their state. The values are those that bitsandbytes multiplies.
+//! No kernel has a codebook of fractions, so 4-bit layers
+//! are expanded when loaded, to the `dtype` of their state.
+//! The values are those that bitsandbytes multiplies.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -34,7 +41,8 @@ use crate::error::FormatError;
 use crate::formats::plain;
 use crate::weight::{HostWeight, SharedBytes};
 
-/// Tensor suffix of a layer's state, before the kind of its codes.
+/// Tensor suffix of a layer's state, before the kind of its
+/// codes.
 const STATE: &str = "quant_state.bitsandbytes__";
 /// NF4: quantiles of the normal distribution.
 const NF4: [f32; 16] = [
@@ -179,9 +187,10 @@ impl FourBitLayer {
     /// Checks state and sizes.
     ///
     /// # Errors
-    /// [`FormatError::MissingTensor`], and [`FormatError::BadFile`] when state, settings
-    /// and tensors contradict each other. [`FormatError::UnsupportedFile`] for other
-    /// codebooks and shapes.
+    /// [`FormatError::MissingTensor`], and
+    /// [`FormatError::BadFile`] when state, settings and tensors
+    /// contradict each other. [`FormatError::UnsupportedFile`]
+    /// for other codebooks and shapes.
     fn new(
         codes: RawTensor,
         mut parts: BTreeMap<String, RawTensor>,
@@ -254,7 +263,8 @@ fn scales(
     Ok(Scales::Nested { codes: absmax.bytes, table: table.bytes, scales: scales.bytes, block, offset })
 }
 
-/// Compares the kind in a tensor's name with state and settings.
+/// Compares the kind in a tensor's name with state and
+/// settings.
 fn check_kind(name: &str, kind: &str, state: &State, settings: &LayerSettings<'_>) -> Result<(), FormatError> {
     let own = state.get("quant_type", "a string", Json::text)?;
     if own != kind {

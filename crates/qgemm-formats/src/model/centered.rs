@@ -1,5 +1,5 @@
-//! 4-bit groups around 8 with an addend, as torchao's int4 classes have them:
-//! `scale · (nibble − 8) + zero`.
+//! 4-bit groups around 8 with an addend, as torchao's int4
+//! classes have them: `scale · (nibble − 8) + zero`.
 
 use rayon::prelude::*;
 use safetensors::tensor::Dtype;
@@ -15,11 +15,14 @@ use crate::weight::{HostWeight, SharedBytes};
 /// Codes of a layer.
 #[derive(Debug)]
 pub(super) enum Nibbles {
-    /// Rows of K / 2 bytes, the first code in the low nibble, in two's complement.
+    /// Rows of K / 2 bytes, the first code in the low nibble, in
+    /// two's complement.
     SignedRows { codes: SharedBytes, k: usize },
-    /// Tiles of the m16n8k16 instruction, `[N / 8, K / (16 · inner), 32, inner / 2]` words.
+    /// Tiles of the m16n8k16 instruction, `[N / 8, K / (16 ·
+    /// inner), 32, inner / 2]` words.
     ///
-    /// A word has a lane's eight codes of 32 columns: first those of even columns.
+    /// A word has a lane's eight codes of 32 columns: first
+    /// those of even columns.
     Tiles { codes: SharedBytes, outer: usize, inner: usize },
 }
 
@@ -32,7 +35,8 @@ impl Nibbles {
     /// Tiles of an `[n, k]` weight, padded to whole tiles.
     ///
     /// # Errors
-    /// [`FormatError::BadFile`] when the tiles do not hold as many codes.
+    /// [`FormatError::BadFile`] when the tiles do not hold as
+    /// many codes.
     pub fn tiles(codes: RawTensor, [n, k]: [usize; 2]) -> Result<Self, FormatError> {
         let (outer, inner) = match codes.shape[..] {
             [tiles, outer, 32, words @ (1 | 2 | 4)]
@@ -101,11 +105,13 @@ pub(super) struct CenteredLayer {
 }
 
 impl CenteredLayer {
-    /// Checks the shapes. Scales are `[groups, N]`, or `[groups, N, 2]` with their zeros.
+    /// Checks the shapes. Scales are `[groups, N]`, or `[groups,
+    /// N, 2]` with their zeros.
     ///
     /// # Errors
-    /// [`FormatError::BadFile`] when scales and zeros do not match the codes.
-    /// [`FormatError::UnsupportedFile`] for other groups than multiples of 32.
+    /// [`FormatError::BadFile`] when scales and zeros do not
+    /// match the codes. [`FormatError::UnsupportedFile`] for
+    /// other groups than multiples of 32.
     pub fn new(
         [n, k]: [usize; 2],
         group: usize,

@@ -1,13 +1,13 @@
-//! Scales in f16 without rounding: a power of two of each row, as its row scale, brings
-//! them into the range of f16.
+//! Scales in f16 without rounding: a power of two of each
+//! row, as its row scale, brings them into the range of f16.
 
 use half::f16;
 
 use super::raw::{RawTensor, unsupported};
 use crate::error::FormatError;
 
-/// Exponent of the largest number of a row in f16. Its product with
-/// 8-bit codes is below f16's largest number.
+/// Exponent of the largest number of a row in f16. Its
+/// product with 8-bit codes is below f16's largest number.
 const LARGEST: i32 = 7;
 
 /// Place of a scale, for errors.
@@ -18,7 +18,8 @@ pub(super) struct ExactScales<'a> {
     pub group: usize,
 }
 
-/// Power of two by which the scales and addends of a row are divided.
+/// Power of two by which the scales and addends of a row are
+/// divided.
 pub(super) fn row_scale(records: &[[f32; 2]]) -> f32 {
     let finite = records.iter().flatten().map(|value| value.abs()).filter(|value| value.is_finite());
     let largest = finite.fold(0.0, f32::max);
@@ -26,14 +27,17 @@ pub(super) fn row_scale(records: &[[f32; 2]]) -> f32 {
         return 1.0;
     }
     let exponent = (largest.to_bits() >> 23) as i32 - 127 - LARGEST;
-    // Values are multiples of 2^-24 times it. Above 2^-149, f32 holds them.
+    // Values are multiples of 2^-24 times it. Above 2^-149, f32
+    // holds them.
     2f32.powi(exponent.clamp(-100, 126))
 }
 
-/// `value / factor` in f16. Loading refuses what is not finite.
+/// `value / factor` in f16. Loading refuses what is not
+/// finite.
 ///
 /// # Errors
-/// [`FormatError::UnsupportedFile`] when it is no f16 number.
+/// [`FormatError::UnsupportedFile`] when it is no f16
+/// number.
 pub(super) fn exact_f16(value: f32, factor: f32, place: ExactScales<'_>) -> Result<f16, FormatError> {
     let stored = f16::from_f32(value * (1.0 / factor));
     if stored.to_f32() * factor == value || !value.is_finite() {

@@ -6,12 +6,15 @@
 //! biases [N, K / group]
 //! ```
 //!
-//! `bits`, `group_size` and `mode` are settings of the checkpoint or of a module. The
-//! modes `mxfp4`, `nvfp4` and `mxfp8` have no biases, and scales in U8: E8M0 for the MX
-//! formats, E4M3 for NVFP4. Stacks of experts have another dimension in front.
+//! `bits`, `group_size` and `mode` are settings of the
+//! checkpoint or of a module. The modes `mxfp4`, `nvfp4` and
+//! `mxfp8` have no biases, and scales in U8: E8M0 for the MX
+//! formats, E4M3 for NVFP4. Stacks of experts have another
+//! dimension in front.
 //!
-//! Affine values are those of `mlx.core.dequantize` in f32. MLX itself computes
-//! in the type of the scales and rounds there.
+//! Affine values are those of `mlx.core.dequantize` in f32.
+//! MLX itself computes in the type of the scales and rounds
+//! there.
 
 use std::sync::Arc;
 
@@ -65,7 +68,8 @@ enum Mode {
 }
 
 impl Mode {
-    /// The only bits and group of a mode of floating-point codes.
+    /// The only bits and group of a mode of floating-point
+    /// codes.
     fn float(self) -> Option<[usize; 2]> {
         match self {
             Mode::Affine => None,
@@ -92,8 +96,10 @@ impl Packing {
     /// Reads the settings of a layer.
     ///
     /// # Errors
-    /// [`FormatError::BadFile`] when bits or group are not stated, or the layer is stated as
-    /// unquantized. [`FormatError::UnsupportedFile`] for other modes, bits and groups.
+    /// [`FormatError::BadFile`] when bits or group are not
+    /// stated, or the layer is stated as unquantized.
+    /// [`FormatError::UnsupportedFile`] for other modes, bits
+    /// and groups.
     fn of(name: &str, settings: &LayerSettings<'_>) -> Result<Self, FormatError> {
         let who_says_mode = settings.who_says(&["mode"]);
         let mode = match settings.word(&["mode"])?.as_deref() {
@@ -174,8 +180,9 @@ fn of_bytes(mut words: RawTensor, dtype: Dtype) -> Result<RawTensor, FormatError
     Ok(RawTensor { dtype, ..words })
 }
 
-/// Blocks that hold a layer's codes unchanged. Q4_1, Q5_1 and 8-bit groups take
-/// groups of 32, the latter two thirds of them as wider codes.
+/// Blocks that hold a layer's codes unchanged. Q4_1, Q5_1
+/// and 8-bit groups take groups of 32, the latter two thirds
+/// of them as wider codes.
 #[derive(Clone, Copy, Debug)]
 enum Store {
     Packed(&'static FormatDesc),
@@ -240,8 +247,8 @@ impl AffineLayer {
     /// Checks the shapes.
     ///
     /// # Errors
-    /// [`FormatError::BadFile`] when the tensors do not match each other or
-    /// the settings.
+    /// [`FormatError::BadFile`] when the tensors do not match
+    /// each other or the settings.
     fn new(codes: RawTensor, scales: RawTensor, biases: RawTensor, packing: &Packing) -> Result<Self, FormatError> {
         let Packing { bits, group, .. } = *packing;
         let name = &codes.name;

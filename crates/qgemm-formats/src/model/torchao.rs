@@ -13,7 +13,8 @@
 //! | Int4Tensor | `[N, K / 2]`, signed nibbles, the first one low | `[K / group, N]`, with zeros |
 //! | Int4TilePackedTo4dTensor | tiles of the m16n8k16 instruction | `[K / group, N, 2]`: scales and zeros |
 //!
-//! Zeros of the int4 classes are addends: `scale · code + zero`, with codes from −8.
+//! Zeros of the int4 classes are addends: `scale · code +
+//! zero`, with codes from −8.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -66,7 +67,8 @@ pub(super) fn take_torchao(
     Some((weight, layer))
 }
 
-/// Tensors of a layer by the ends of their names, and its class and attributes.
+/// Tensors of a layer by the ends of their names, and its
+/// class and attributes.
 struct Parts<'a> {
     layer: &'a str,
     prefix: String,
@@ -170,12 +172,14 @@ impl Parts<'_> {
     }
 }
 
-/// Error of codes that do not have the shape of the metadata.
+/// Error of codes that do not have the shape of the
+/// metadata.
 fn differs(codes: &RawTensor, shape: &[usize]) -> FormatError {
     bad(&codes.name, format!("codes have shape {:?}, but the metadata says {shape:?}", codes.shape))
 }
 
-/// Weight type by the settings, else by the type of the codes.
+/// Weight type by the settings, else by the type of the
+/// codes.
 fn kind(stated: &Stated<'_>, codes: Dtype) -> String {
     let by_default = stated.of_module("quant_type", "default");
     let types = if by_default.is_null() { stated.of_module("", "quant_type") } else { by_default };
@@ -205,7 +209,8 @@ fn texts(value: &Json) -> String {
     }
 }
 
-/// Layer of codes in bytes with scales of groups: `scale · (code − zero point)`.
+/// Layer of codes in bytes with scales of groups: `scale ·
+/// (code − zero point)`.
 #[derive(Debug)]
 struct IntxLayer {
     n: usize,
@@ -237,7 +242,8 @@ impl IntxLayer {
         Ok(Self { n, plan, middle: 1 << (stored - 1), codes, scales, zeros })
     }
 
-    /// Checks that all numbers of `tensor` have the bits of a code.
+    /// Checks that all numbers of `tensor` have the bits of a
+    /// code.
     fn check(&self, tensor: &RawTensor) -> Result<(), FormatError> {
         let range = -self.middle..self.middle;
         match tensor.bytes.iter().map(|&byte| i32::from(byte as i8)).find(|number| !range.contains(number)) {

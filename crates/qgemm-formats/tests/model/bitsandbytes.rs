@@ -1,5 +1,5 @@
-//! bitsandbytes layers: golden files of its CPU library
-//! (see `golden/README.md`), and states that contradict them.
+//! bitsandbytes layers: golden files of its CPU library (see
+//! `golden/README.md`), and states that contradict them.
 
 use std::path::Path;
 
@@ -38,7 +38,8 @@ fn four_bit_layers_have_the_values_of_the_library() {
     }
 }
 
-/// bitsandbytes multiplies by SCB and 1 / 127 one after the other.
+/// bitsandbytes multiplies by SCB and 1 / 127 one after the
+/// other.
 #[test]
 fn llm_int8_layers_differ_by_one_rounding() {
     let bytes = golden();
@@ -52,7 +53,8 @@ fn llm_int8_layers_differ_by_one_rounding() {
     }
 }
 
-/// The golden layer `nf4` as `layer`, with its state changed by `change`.
+/// The golden layer `nf4` as `layer`, with its state changed
+/// by `change`.
 fn changed(change: impl Fn(String) -> String) -> Checkpoint {
     let bytes = golden();
     let tensors = SafeTensors::deserialize(&bytes).expect("safetensors");

@@ -1,5 +1,5 @@
-//! MLX layers: golden files of the library itself (see
-//! `golden/README.md`), and settings that contradict them.
+//! MLX layers: golden files of the library itself
+//! (see `golden/README.md`), and contradicting settings.
 
 use std::path::Path;
 
@@ -52,7 +52,8 @@ fn every_packing_has_the_values_of_the_library() {
     assert!(model.weight("affine4_g64_f16").expect("loads").row_scale().is_none());
 }
 
-/// A layer of 2 × 64 weights of 4 bits in one group a row, with these scales and biases.
+/// A layer of 2 × 64 weights of 4 bits in one group a row,
+/// with these scales and biases.
 fn layer(dtype: Dtype, scales: [f32; 2], biases: [f32; 2]) -> Checkpoint {
     let encode = |values: [f32; 2]| match dtype {
         BF16 => values.iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes()).collect(),
@@ -76,7 +77,7 @@ fn load(checkpoint: &Checkpoint, config: &str) -> Result<HostWeight, FormatError
 #[test]
 fn scales_are_exact_or_refused() {
     let first = |scales, biases, dtype| load(&layer(dtype, scales, biases), FOUR).map(|weight| values(&weight)[1]);
-    // Code 1 of the first row is 0, that of the second byte 5.
+    // Code 2 is 5.
     for (dtype, scale) in [(BF16, 1.5e-30), (BF16, 3e30), (F32, 2f32.powi(-90)), (F16, 2f32.powi(-24)), (BF16, 0.0)] {
         let scale = if dtype == BF16 { bf16::from_f32(scale).to_f32() } else { scale };
         let weight = load(&layer(dtype, [scale, 0.0], [-scale, 0.0]), FOUR).expect("exact");

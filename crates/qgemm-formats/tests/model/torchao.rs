@@ -1,12 +1,14 @@
-//! torchao layers, made by the definitions of its classes (version 0.18.0). Tiles are
-//! those of PyTorch's `_convert_weight_to_int4pack` for CUDA.
+//! torchao layers, made by the definitions of its classes
+//! (version 0.18.0). Tiles are those of PyTorch's
+//! `_convert_weight_to_int4pack` for CUDA.
 
 use crate::checkpoint::{Checkpoint, Numbers, values};
 use half::bf16;
 use qgemm_formats::FormatError;
 use safetensors::tensor::Dtype::{BF16, F8_E4M3, F32, I8, I32, U8};
 
-/// An int4 layer: codes from −8, and scales and zeros by row and group.
+/// An int4 layer: codes from −8, and scales and zeros by row
+/// and group.
 struct Int4 {
     n: usize,
     k: usize,
