@@ -71,6 +71,8 @@ struct Engine {
                 }
                 if constexpr (Operands::HAS_SCALE) apply(acc, part, scale, tt);
                 if constexpr (Operands::HAS_MIN) {
+                    // Once in a sub-block of several k-blocks.
+                    if (QG_SUB_BLOCK > K_BLOCK && k_block * K_BLOCK % QG_SUB_BLOCK != 0) continue;
                     const u32 token = tt * 8 + first_token(lane);
                     const f32x2 low = XRows::sums(x, sub, token), high = XRows::sums(x, sub, token + 4);
                     const float x_sum[4] = {low.x, low.y, high.x, high.y};
