@@ -421,19 +421,21 @@ fn mxfp4(blocks: &Tensor, scales: &Tensor) -> Vec<Values> {
     vec![(0..n * per_row * 32).map(value).collect()]
 }
 
-/// Bits and group of an MLX layer in this mode.
-fn mlx_packing(stated: &Settings, mode: &str) -> Option<[usize; 2]> {
+/// Bits and group of an MLX layer in this mode, which may have `only` these.
+fn mlx_packing(stated: &Settings, mode: &str, only: Option<[usize; 2]>) -> Option<[usize; 2]> {
     let is_mode = match stated.text("mode") {
         Stated::Nothing => mode == "affine",
         Stated::This(other) => other == mode,
         Stated::Nonsense => false,
     };
-    match (stated.integer(["bits", "w_bit"]), stated.integer(["group_size", "q_group_size"])) {
-        (Stated::This(bits), Stated::This(group)) if is_mode => {
-            Some([usize::try_from(bits).ok()?, usize::try_from(group).ok()?])
-        }
-        _ => None,
-    }
+    let number = |keys, only: Option<usize>| match stated.integer(keys) {
+        Stated::Nothing => only,
+        Stated::This(number) => usize::try_from(number).ok(),
+        Stated::Nonsense => None,
+    };
+    let bits = number(["bits", "w_bit"], only.map(|only| only[0]));
+    let group = number(["group_size", "q_group_size"], only.map(|only| only[1]));
+    Some([bits?, group?]).filter(|_| is_mode)
 }
 
 fn mlx_words(tensor: &Tensor) -> Option<Vec<u32>> {
@@ -442,7 +444,7 @@ fn mlx_words(tensor: &Tensor) -> Option<Vec<u32>> {
 
 /// MLX affine: scale · code + bias.
 fn mlx_affine(stated: &Settings, parts: &BTreeMap<&str, &Tensor>) -> Option<Values> {
-    let [bits, group] = mlx_packing(stated, "affine")?;
+    let [bits, group] = mlx_packing(stated, "affine", None)?;
     let is_known = [2, 3, 4, 5, 6, 8].contains(&bits) && [32, 64, 128].contains(&group);
     let codes = mlx_words(parts["weight"]).filter(|_| is_known)?;
     let [n, row] = parts["weight"].shape[..] else { return None };
@@ -466,7 +468,9 @@ fn mlx_affine(stated: &Settings, parts: &BTreeMap<&str, &Tensor>) -> Option<Valu
 /// MLX in mode `mxfp4`.
 fn mlx_mxfp4(stated: &Settings, parts: &BTreeMap<&str, &Tensor>) -> Vec<Values> {
     let codes = parts["weight"];
-    let is_mx = mlx_packing(stated, "mxfp4") == Some([4, 32]) && codes.dtype == "U32" && parts["scales"].dtype == "U8";
+    let only = [4, 32];
+    let is_mx =
+        mlx_packing(stated, "mxfp4", Some(only)) == Some(only) && codes.dtype == "U32" && parts["scales"].dtype == "U8";
     let [n, row] = codes.shape[..] else { return Vec::new() };
     let bytes = Tensor { dtype: "U8".into(), shape: vec![n, row * 4], bytes: codes.bytes.clone() };
     if is_mx { mxfp4_rows(&bytes, parts["scales"]) } else { Vec::new() }
