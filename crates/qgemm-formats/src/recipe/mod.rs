@@ -91,7 +91,7 @@ impl FromStr for Recipe {
     }
 }
 
-/// Properties of a model that recipes depend on.
+/// Properties of a model that recipes depend on. 0 if unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelShape {
     /// `general.architecture` of GGUF files.
@@ -181,9 +181,9 @@ enum Role {
 }
 
 impl Role {
-    /// Role by a tensor's name in GGUF files.
+    /// Role by a tensor's name in GGUF files or checkpoints of `transformers`.
     fn of(name: &str) -> Self {
-        const BY_PART: [(&str, Role); 9] = [
+        const BY_PART: [(&str, Role); 15] = [
             ("attn_qkv.weight", Role::AttnV),
             ("attn_kv_b.weight", Role::AttnV),
             ("attn_v.weight", Role::AttnV),
@@ -193,10 +193,16 @@ impl Role {
             ("ffn_up", Role::Other),
             ("ffn_gate", Role::Other),
             ("ffn_down", Role::FfnDown),
+            ("self_attn.qkv_proj.weight", Role::AttnV),
+            ("self_attn.v_proj.weight", Role::AttnV),
+            ("self_attn.k_proj.weight", Role::AttnK),
+            ("self_attn.o_proj.weight", Role::AttnOutput),
+            ("down_proj", Role::FfnDown),
+            (".w2.weight", Role::FfnDown),
         ];
         match name {
-            "output.weight" => Self::Output,
-            "token_embd.weight" | "per_layer_token_embd.weight" => Self::Embedding,
+            "output.weight" | "lm_head.weight" => Self::Output,
+            "token_embd.weight" | "per_layer_token_embd.weight" | "model.embed_tokens.weight" => Self::Embedding,
             name => BY_PART.iter().find(|(part, _)| name.contains(part)).map_or(Self::Other, |(_, role)| *role),
         }
     }
@@ -245,7 +251,7 @@ impl TypeChooser {
     /// experts has a tensor outside its layers.
     pub fn choose(&mut self, name: &str, shape: &[usize], named: Option<Format>) -> Result<Format, FormatError> {
         let role = Role::of(name);
-        let is_free = named.is_none() || name == "token_embd.weight";
+        let is_free = named.is_none() || name != "per_layer_token_embd.weight";
         if let Some(format) = self.options.embedding.filter(|_| role == Role::Embedding && is_free) {
             return Ok(format);
         }
@@ -273,8 +279,8 @@ impl TypeChooser {
             return Ok(self.options.output.unwrap_or_else(|| self.output(shape.last().copied().unwrap_or(0))));
         }
         if desc.only_experts {
-            let is_stack = shape.len() > 2 && shape[shape.len() - 3] > 1;
-            return Ok(Format::new(if is_stack { &mxfp4::MXFP4 } else { &q8_0::Q8_0 }));
+            let is_expert = shape.len() > 2 && shape[shape.len() - 3] > 1 || name.contains(".experts.");
+            return Ok(Format::new(if is_expert { &mxfp4::MXFP4 } else { &q8_0::Q8_0 }));
         }
         Ok(match role {
             Role::Embedding => desc.embedding.map_or(format, Format::new),
@@ -324,9 +330,11 @@ impl TypeChooser {
     }
 }
 
-/// Layer of a tensor: the number in `blk.7.attn_q.weight`.
+/// Layer of a tensor: the number in `blk.7.attn_q.weight` or
+/// `model.layers.7.self_attn.q_proj.weight`.
 fn layer_of(name: &str) -> Option<usize> {
-    name.strip_prefix("blk.")?.split_once('.')?.0.parse().ok()
+    let rest = ["blk.", "model.layers."].into_iter().find_map(|prefix| name.strip_prefix(prefix))?;
+    rest.split_once('.')?.0.parse().ok()
 }
 
 /// `format`, or its fallback for rows of `k` values. Unlike
