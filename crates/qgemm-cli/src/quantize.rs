@@ -23,7 +23,7 @@ use crate::whole_file::{Existing, WholeFile};
 use choice::Patterns;
 use importance::Importance;
 use resume::ResumableFile;
-use target::{QuantizedRow, Target, named, targets};
+use target::{Choice, QuantizedRow, Target, named, targets};
 use types::TypeOptions;
 
 /// Options of the command.
@@ -83,9 +83,16 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
     let model = args.opening.open(&args.input)?;
     args.patterns.check(model.tensors().iter().map(|info| info.name.as_str()))?;
     let conversion = args.convert.then(|| GgufConversion::of(&model, &args.input)).transpose()?;
-    let named = named(&model, conversion.as_ref(), args);
+    let named = named(&model, conversion.as_ref(), &args.types);
     let importance = Importance::load(args.imatrix.as_deref(), named.iter().map(|(_, new)| new.name.as_str()))?;
-    let targets = targets(&model, named, conversion.as_ref(), args, importance.is_given())?;
+    let choice = Choice {
+        types: &args.types,
+        patterns: &args.patterns,
+        allow_requantize: args.allow_requantize,
+        has_importance: importance.is_given(),
+        path: &args.input,
+    };
+    let targets = targets(&model, named, conversion.as_ref(), &choice)?;
     let mut header = GgufHeader::new();
     metadata(&mut header, &model, &targets, args)?;
     for (key, value) in conversion.iter().flat_map(|conversion| &conversion.metadata) {
@@ -153,7 +160,7 @@ fn metadata(header: &mut GgufHeader, model: &Model, targets: &[Target<'_>], args
     }
 }
 
-/// What is written, and where.
+/// Work of a run: the tensors to write, and where.
 struct Work<'a> {
     model: &'a Model,
     importance: &'a Importance,

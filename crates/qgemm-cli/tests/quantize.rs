@@ -38,7 +38,9 @@ fn plain(folder: &Path) -> PathBuf {
         ("blk.0.ffn_down_exps.weight", &[3, 4, 256]),
         ("blk.0.attn_norm.weight", &[256]),
     ];
-    tensors.iter().for_each(|(name, shape)| drop(header.tensor(name, shape, format("f32")).expect("fits")));
+    for (name, shape) in &tensors {
+        header.tensor(name, shape, format("f32")).expect("fits");
+    }
     let mut writer = header.write(Vec::new()).expect("memory");
     for (_, shape) in tensors {
         let bytes: Vec<u8> = values(shape.iter().product()).iter().flat_map(|v| v.to_le_bytes()).collect();
@@ -182,7 +184,7 @@ fn quantized_weights_are_quantized_again_on_request() {
     let (input, output) = (model(folder.path()), folder.path().join("out.gguf"));
     let quantize = ["quantize", text(&input), text(&output), "--force"];
     let errors = refused(&[&quantize[..], &["Q4_0"]].concat());
-    assert!(errors.contains("token_embd.weight") && errors.contains("--allow-requantize"), "{errors}");
+    assert!(errors.contains("blk.0.attn_k.weight") && errors.contains("--allow-requantize"), "{errors}");
     succeeds(&[&quantize[..], &["Q4_0", "--allow-requantize"]].concat());
     let [before, after] = [&input, &output].map(|path| open_model(path).expect("a model"));
     // Tensors that have their format already are copied.
@@ -225,6 +227,65 @@ fn quantized_checkpoints_become_gguf() {
     let expected = weight.to_format(format("q5_k")).expect("valid").weight;
     let written = open_model(&output).expect("a model");
     assert_eq!(written.blocks("model.layers.0.self_attn.v_proj").expect("there")[..], *expected.blocks());
+}
+
+/// Llama of one layer in f32, as `transformers` stores it. Weights are
+/// numbered.
+fn checkpoint(folder: &Path) -> PathBuf {
+    let (hidden, kv, inner) = (64, 32, 96);
+    let layer = |part: &str| format!("model.layers.0.{part}.weight");
+    let tensors = [
+        ("model.embed_tokens.weight".to_owned(), vec![80, hidden]),
+        ("model.norm.weight".to_owned(), vec![hidden]),
+        (layer("input_layernorm"), vec![hidden]),
+        (layer("post_attention_layernorm"), vec![hidden]),
+        (layer("self_attn.q_proj"), vec![hidden, hidden]),
+        (layer("self_attn.k_proj"), vec![kv, hidden]),
+        (layer("self_attn.v_proj"), vec![kv, hidden]),
+        (layer("self_attn.o_proj"), vec![hidden, hidden]),
+        (layer("mlp.gate_proj"), vec![inner, hidden]),
+        (layer("mlp.up_proj"), vec![inner, hidden]),
+        (layer("mlp.down_proj"), vec![hidden, inner]),
+    ];
+    let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
+    for (name, shape) in tensors {
+        let (begin, count) = (data.len(), shape.iter().product());
+        data.extend((0..count).flat_map(|i: usize| (i as f32).to_le_bytes()));
+        let info = serde_json::json!({"dtype": "F32", "shape": shape, "data_offsets": [begin, data.len()]});
+        header.insert(name, info);
+    }
+    let header = Value::Object(header).to_string();
+    let path = folder.join("model.safetensors");
+    fs::write(&path, [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat()).expect("written");
+    let config = serde_json::json!({"model_type": "llama", "num_hidden_layers": 1, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "hidden_size": hidden, "intermediate_size": inner, "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 4096, "rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", "factor": 8.0,
+        "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 1024}});
+    fs::write(folder.join("config.json"), config.to_string()).expect("written");
+    path
+}
+
+#[test]
+fn checkpoints_get_the_names_of_llama_cpp() {
+    let folder = tempfile::tempdir().expect("writable");
+    let (input, output) = (checkpoint(folder.path()), folder.path().join("out.gguf"));
+    succeeds(&["quantize", text(&input), text(&output), "F32", "--convert"]);
+    let written = open_model(&output).expect("a model");
+    let [before, after] = [(open_model(&input).expect("a model"), &input), (written.clone(), &output)]
+        .map(|(model, path)| qgemm_api::Network::read(&model, path).expect("llama"));
+    assert!(before.hyperparameters().is_some());
+    assert_eq!(before.hyperparameters(), after.hyperparameters());
+    let row = |name: &str, row: usize| written.dense(name).expect("there").to_f32()[row * 64];
+    // Neighbours were half a head of 16 rows apart.
+    let rows = [0, 1, 2, 15, 16, 17].map(|at| row("blk.0.attn_q", at) / 64.0);
+    assert_eq!(rows, [0.0, 8.0, 1.0, 15.0, 16.0, 24.0]);
+    assert_eq!([row("blk.0.attn_k", 17), row("blk.0.attn_v", 17)].map(|value| value / 64.0), [24.0, 17.0]);
+    let factors = written.dense("rope_freqs").expect("there").to_f32();
+    assert_eq!((factors.len(), factors[0], factors[7]), (8, 1.0, 8.0));
+    assert!(factors.is_sorted());
+    succeeds(&["quantize", text(&input), text(&output), "Q4_K_M", "--convert", "--force"]);
+    let errors = refused(&["quantize", text(&output), text(&folder.path().join("b.gguf")), "F16", "--convert"]);
+    assert!(errors.contains("a GGUF file is not converted"), "{errors}");
 }
 
 #[cfg(target_os = "linux")]

@@ -205,3 +205,95 @@ impl<'a> Cursor<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DType;
+    use crate::model::gguf::GgufHeader;
+
+    /// GGUF file of tensors in f32, with the metadata of `llama-imatrix`
+    /// except `without`.
+    fn gguf(tensors: &[(&str, &[f32])], without: &str) -> SharedBytes {
+        let mut header = GgufHeader::new();
+        let datasets = GgufValue::Array(GgufArray::Strings(vec!["a.txt".into(), "b.txt".into()]));
+        for (key, value) in [(DATASETS, datasets), (CHUNKS, 7u32.into()), (CHUNK_SIZE, 512u32.into())] {
+            if key != without {
+                header.metadata(key, value).expect("a new key");
+            }
+        }
+        let f32 = "f32".parse().expect("a format");
+        for (name, values) in tensors {
+            header.tensor(name, &[values.len()], f32).expect("fits");
+        }
+        let mut writer = header.write(Vec::new()).expect("memory");
+        tensors.iter().for_each(|(_, values)| writer.tensor(&DType::F32.encode(values)).expect("fits"));
+        writer.finish().expect("complete").into()
+    }
+
+    /// Legacy file of one entry.
+    fn legacy(calls: i32, values: &[f32]) -> Vec<u8> {
+        let mut file = Vec::new();
+        for number in [1, 4] {
+            file.extend(i32::to_le_bytes(number));
+        }
+        file.extend(b"a.up");
+        for number in [calls, values.len() as i32] {
+            file.extend(number.to_le_bytes());
+        }
+        file.extend(DType::F32.encode(values));
+        file.extend(3i32.to_le_bytes());
+        file.extend(5i32.to_le_bytes());
+        file.extend(b"a.txt");
+        file
+    }
+
+    #[test]
+    fn sums_are_divided_by_the_count_of_their_matrix() {
+        let file = gguf(&[("a.in_sum2", &[2.0, 4.0, 6.0, 8.0]), ("a.counts", &[2.0, 0.0]), ("note", &[1.0])], "");
+        let matrix = ImportanceMatrix::read(&file).expect("valid");
+        // A matrix without input is as important as any.
+        assert_eq!(matrix.get("a"), Some(&[1.0, 2.0, 1.0, 1.0][..]));
+        assert_eq!((matrix.tensors().count(), matrix.chunks(), matrix.datasets().len()), (1, 7, 2));
+    }
+
+    #[test]
+    fn legacy_files_may_end_before_their_chunks() {
+        let file = legacy(2, &[2.0, 4.0]);
+        let read = |bytes: &[u8]| ImportanceMatrix::read(&bytes.to_vec().into());
+        let matrix = read(&file).expect("valid");
+        assert_eq!((matrix.get("a.up"), matrix.chunks()), (Some(&[1.0, 2.0][..]), 3));
+        assert_eq!(matrix.datasets(), ["a.txt"]);
+        let entries = file.len() - 13;
+        for end in 0..file.len() {
+            let whole = [entries, entries + 4].contains(&end);
+            assert_eq!(read(&file[..end]).is_ok(), whole, "{end} bytes");
+        }
+        assert_eq!(read(&legacy(0, &[2.0])).expect("valid").get("a.up"), Some(&[2.0][..]));
+    }
+
+    #[test]
+    fn numbers_of_a_file_are_checked() {
+        let refused = |bytes: SharedBytes| ImportanceMatrix::read(&bytes).expect_err("invalid").to_string();
+        for number in [-1.0, f32::NAN, f32::INFINITY] {
+            assert!(refused(legacy(1, &[number]).into()).contains("finite numbers"));
+            assert!(refused(gguf(&[("a.in_sum2", &[number]), ("a.counts", &[1.0])], "")).contains("finite numbers"));
+            assert!(refused(gguf(&[("a.in_sum2", &[1.0]), ("a.counts", &[number])], "")).contains("finite numbers"));
+        }
+        assert!(
+            refused(gguf(&[("a.in_sum2", &[1.0; 3]), ("a.counts", &[1.0; 2])], "")).contains("3 values for 2 counts")
+        );
+        assert!(refused(gguf(&[("a.in_sum2", &[1.0]), ("a.counts", &[0.5])], "")).contains("whole numbers"));
+        assert!(refused(gguf(&[("a.in_sum2", &[1.0])], "")).contains("`a.counts`"));
+        assert!(refused(gguf(&[("a.counts", &[1.0])], "")).contains("`a.in_sum2`"));
+        assert!(refused(gguf(&[], "")).contains("no entries"));
+        for key in [DATASETS, CHUNKS, CHUNK_SIZE] {
+            assert!(refused(gguf(&[("a.in_sum2", &[1.0]), ("a.counts", &[1.0])], key)).contains(key));
+        }
+        for count in [-1i32, i32::MAX] {
+            let mut file = legacy(1, &[1.0]);
+            file[..4].copy_from_slice(&count.to_le_bytes());
+            assert!(refused(file.into()).contains("number of entries"));
+        }
+    }
+}

@@ -74,7 +74,7 @@ impl GgufConversion {
         }
         let rotary = RotarySettings::read(&settings, from, &numbers)?;
         Ok(Self {
-            metadata: metadata(to.name, &numbers, &rotary)?,
+            metadata: metadata(to.name, &numbers, &rotary, rows(model, from.names.embedding)?)?,
             names: names(model, from, to, &numbers)?,
             rotary_factors: rotary_factors(&rotary),
         })
@@ -89,10 +89,12 @@ fn metadata(
     architecture: &str,
     numbers: &Hyperparameters,
     rotary: &RotarySettings,
+    vocabulary: usize,
 ) -> Result<Vec<(String, GgufValue)>, Error> {
     let float = |value: f64| GgufValue::from(GgufScalar::F32(value as f32));
     let mut pairs = vec![("general.architecture".to_owned(), GgufValue::from(architecture))];
     let counts = [
+        ("vocab_size", vocabulary),
         ("block_count", numbers.layers),
         ("context_length", numbers.context),
         ("embedding_length", numbers.hidden),
@@ -103,8 +105,10 @@ fn metadata(
         ("attention.value_length", numbers.head_dim),
         ("rope.dimension_count", rotary.dim),
     ];
-    // All are checked to be far below 2³².
-    pairs.extend(counts.map(|(key, count)| (format!("{architecture}.{key}"), (count as u32).into())));
+    for (key, count) in counts {
+        let count = u32::try_from(count).map_err(|_| unserved("a size beyond 32 bits"))?;
+        pairs.push((format!("{architecture}.{key}"), count.into()));
+    }
     let mut push = |key: &str, value| pairs.push((format!("{architecture}.{key}"), value));
     push("attention.layer_norm_rms_epsilon", float(numbers.eps.into()));
     push("rope.freq_base", float(rotary.base));
@@ -117,7 +121,8 @@ fn metadata(
         RotaryScaling::Yarn { factor, fast, slow, original, truncate: true } if rotary.amplitude.is_none() => {
             push("rope.scaling.type", "yarn".into());
             push("rope.scaling.factor", float(factor));
-            push("rope.scaling.original_context_length", (original as u32).into());
+            let original = u32::try_from(original).map_err(|_| unserved("a size beyond 32 bits"))?;
+            push("rope.scaling.original_context_length", original.into());
             push("rope.scaling.yarn_beta_fast", float(fast));
             push("rope.scaling.yarn_beta_slow", float(slow));
         }
@@ -125,6 +130,11 @@ fn metadata(
     }
     pairs.push(("tokenizer.ggml.model".to_owned(), "none".into()));
     Ok(pairs)
+}
+
+/// Rows of a tensor.
+fn rows(model: &Model, name: &str) -> Result<usize, Error> {
+    Ok(model.info(name)?.shape.first().copied().unwrap_or(0))
 }
 
 /// Names of all tensors.

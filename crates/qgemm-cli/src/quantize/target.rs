@@ -1,5 +1,7 @@
 //! [`Target`]: a tensor of the output, and how it is made.
 
+use std::path::Path;
+
 use anyhow::{Context, bail, ensure};
 use qgemm_api::gguf::GgufHeader;
 use qgemm_api::{
@@ -8,10 +10,9 @@ use qgemm_api::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::Args;
-use super::choice::Fate;
+use super::choice::{Fate, Patterns};
 use super::importance::Importance;
-use super::types::Types;
+use super::types::{TypeOptions, Types};
 use crate::table::{Column, Row, numbers, words};
 
 /// A row of the table.
@@ -78,19 +79,33 @@ pub struct Target<'a> {
     note: Option<String>,
 }
 
+/// Options that decide about tensors.
+pub struct Choice<'a> {
+    /// Formats.
+    pub types: &'a TypeOptions,
+    /// Tensors by name.
+    pub patterns: &'a Patterns,
+    /// Whether quantized weights may be quantized again.
+    pub allow_requantize: bool,
+    /// Whether an importance matrix is given.
+    pub has_importance: bool,
+    /// The model's path.
+    pub path: &'a Path,
+}
+
 /// The tensors of the model and their names in the output, in the order
 /// of the output.
 pub fn named<'a>(
     model: &'a Model,
     conversion: Option<&GgufConversion>,
-    args: &Args,
+    types: &TypeOptions,
 ) -> Vec<(&'a TensorInfo, GgufName)> {
     let new = |info: &TensorInfo| match conversion {
         Some(conversion) => conversion.names.get(&info.name).cloned(),
         None => Some(GgufName::new(&info.name)),
     };
     let mut named: Vec<_> = model.tensors().iter().filter_map(|info| Some((info, new(info)?))).collect();
-    if args.types.is_recipe() {
+    if types.is_recipe() {
         named.sort_by(|(_, a), (_, b)| TypeChooser::sort_key(&a.name).cmp(&TypeChooser::sort_key(&b.name)));
     }
     named
@@ -104,14 +119,14 @@ pub fn targets<'a>(
     model: &'a Model,
     named: Vec<(&'a TensorInfo, GgufName)>,
     conversion: Option<&GgufConversion>,
-    args: &Args,
-    has_importance: bool,
+    choice: &Choice<'_>,
 ) -> anyhow::Result<Vec<Target<'a>>> {
     let names: Vec<String> = named.iter().map(|(_, new)| new.name.clone()).collect();
-    let mut types = args.types.of(model, &args.input, names.iter().map(String::as_str), has_importance)?;
+    let names = names.iter().map(String::as_str);
+    let mut types = choice.types.of(model, choice.path, names, choice.has_importance)?;
     let factors = conversion.and_then(|conversion| conversion.rotary_factors.clone());
     let made = factors.map(|factors| Ok(Target::made(GgufName::new("rope_freqs.weight"), factors)));
-    let targets = named.into_iter().map(|(info, new)| Target::of(info, new, model, args, &mut types));
+    let targets = named.into_iter().map(|(info, new)| Target::of(info, new, model, choice, &mut types));
     made.into_iter().chain(targets.filter_map(Result::transpose)).collect()
 }
 
@@ -129,13 +144,13 @@ impl<'a> Target<'a> {
         info: &'a TensorInfo,
         new: GgufName,
         model: &Model,
-        args: &Args,
+        choice: &Choice<'_>,
         types: &mut Types<'_>,
     ) -> anyhow::Result<Option<Self>> {
         let name = &info.name;
         // In ggml a matrix of one row has one dimension.
-        let is_row = args.types.is_recipe() && info.shape.iter().rev().skip(1).all(|&n| n == 1);
-        let fate = args.patterns.fate(name, if is_row { 1 } else { info.shape.len() });
+        let is_row = choice.types.is_recipe() && info.shape.iter().rev().skip(1).all(|&n| n == 1);
+        let fate = choice.patterns.fate(name, if is_row { 1 } else { info.shape.len() });
         let (stored, note) = match (&info.kind, fate) {
             (_, Fate::LeftOut) => return Ok(None),
             (TensorKind::Quantized(format), Fate::Copied(note)) => {
@@ -147,8 +162,8 @@ impl<'a> Target<'a> {
             }
             (TensorKind::Quantized(from), Fate::Quantized) => match types.next(&new.name, &info.shape)? {
                 // In recipes, tensors of the wanted format stay as they are.
-                (to, note) if to == *from && args.types.is_recipe() => (Stored::Blocks(to), note),
-                (to, note) if args.allow_requantize => (Stored::Quantized(to), note),
+                (to, note) if to == *from && choice.types.is_recipe() => (Stored::Blocks(to), note),
+                (to, note) if choice.allow_requantize => (Stored::Quantized(to), note),
                 _ => bail!(
                     "{name}: it is quantized already, to {from} (--allow-requantize quantizes it again, `--keep {name}` copies it, `--skip {name}` leaves it out)"
                 ),

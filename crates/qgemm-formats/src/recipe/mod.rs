@@ -7,36 +7,14 @@ mod table;
 use std::fmt;
 use std::str::FromStr;
 
-use crate::desc::{Encoding, Format, FormatDesc};
+use crate::desc::{Encoding, Format};
 use crate::error::FormatError;
 use crate::formats::{mxfp4, plain, q6_k, q8_0};
 use crate::model::Model;
 use crate::model::gguf::GgufValue;
 use crate::names::nearest;
 use crate::quantize::format_for_k;
-use rules::{Layer, Rule};
-
-/// Description of a recipe.
-#[derive(Debug)]
-struct RecipeDesc {
-    name: &'static str,
-    /// Another name of the recipe.
-    alias: Option<&'static str>,
-    /// `general.file_type` (`enum llama_ftype`).
-    file_type: u32,
-    /// Format of tensors without a rule.
-    format: &'static FormatDesc,
-    /// Rules of the value projection, also where it is fused with others.
-    attn_v: &'static [Rule],
-    attn_output: &'static [Rule],
-    ffn_down: &'static [Rule],
-    /// Format of an embedding that is not the output.
-    embedding: Option<&'static FormatDesc>,
-    /// Whether only stacks of experts have the format, and others Q8_0.
-    only_experts: bool,
-    /// Whether the format needs an importance matrix, except of the embedding and output.
-    needs_importance: bool,
-}
+use rules::{Facts, Layer, RecipeDesc};
 
 /// Handle to a recipe of llama.cpp, parsed from its name in any case.
 ///
@@ -273,8 +251,8 @@ impl TypeChooser {
     }
 
     fn by_rules(&mut self, role: Role, name: &str, shape: &[usize]) -> Result<Format, FormatError> {
-        let (desc, format) = (self.recipe.0, self.recipe.format());
-        let eight_experts = self.shape.experts == 8;
+        let (desc, format, facts) = (self.recipe.0, self.recipe.format(), self.facts());
+        let eight_experts = facts.experts == 8;
         if role == Role::Output || role == Role::Embedding && self.tied {
             return Ok(self.options.output.unwrap_or_else(|| self.output(shape.last().copied().unwrap_or(0))));
         }
@@ -287,7 +265,7 @@ impl TypeChooser {
             Role::AttnV => {
                 let (count, at) = self.attn_v;
                 self.attn_v.1 += 1;
-                let chosen = rules::first(desc.attn_v, self, Layer { at, count }).unwrap_or(format);
+                let chosen = rules::first(desc.attn_v, facts, Layer { at, count }).unwrap_or(format);
                 match eight_experts {
                     true => Format::new(&q8_0::Q8_0),
                     false if self.shape.is_70b() => rules::of_70b(chosen),
@@ -295,21 +273,30 @@ impl TypeChooser {
                 }
             }
             Role::AttnK if eight_experts => Format::new(&q8_0::Q8_0),
-            Role::AttnOutput => rules::first(desc.attn_output, self, Layer { at: 0, count: 0 }).unwrap_or(format),
+            Role::AttnOutput => rules::first(desc.attn_output, facts, Layer { at: 0, count: 0 }).unwrap_or(format),
             Role::FfnDown => {
                 let layer = self.ffn_layer(name)?;
                 self.ffn_down += 1;
-                rules::first(desc.ffn_down, self, layer).unwrap_or(format)
+                rules::first(desc.ffn_down, facts, layer).unwrap_or(format)
             }
             Role::AttnK | Role::Other | Role::Output => format,
         })
+    }
+
+    fn facts(&self) -> Facts {
+        Facts {
+            group: self.shape.group(),
+            experts: self.shape.experts,
+            has_importance: self.options.has_importance,
+            is_falcon: self.shape.architecture == "falcon",
+        }
     }
 
     /// Format of the output.
     fn output(&self, k: usize) -> Format {
         let format = self.recipe.format();
         let is_q8 = self.recipe.0.only_experts
-            || self.shape.architecture == rules::FALCON
+            || self.facts().is_falcon
             || !k.is_multiple_of(format.block_len)
             || format == Format::new(&q8_0::Q8_0);
         Format::new(if is_q8 { &q8_0::Q8_0 } else { &q6_k::Q6_K })

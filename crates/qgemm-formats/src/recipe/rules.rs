@@ -1,11 +1,30 @@
-//! [`Rule`]: exceptions of a recipe, and the conditions they hold under.
+//! [`RecipeDesc`]: a recipe as data. Its exceptions are [`Rule`]s with
+//! conditions.
 
-use super::TypeChooser;
 use crate::desc::{Format, FormatDesc};
 use crate::formats::{q3_k, q4_k, q5_k};
 
-/// The architecture with rules of its own.
-pub(super) const FALCON: &str = "falcon";
+/// Description of a recipe.
+#[derive(Debug)]
+pub(super) struct RecipeDesc {
+    pub(super) name: &'static str,
+    /// Another name of the recipe.
+    pub(super) alias: Option<&'static str>,
+    /// `general.file_type` (`enum llama_ftype`).
+    pub(super) file_type: u32,
+    /// Format of tensors without a rule.
+    pub(super) format: &'static FormatDesc,
+    /// Rules of the value projection, also where it is fused with others.
+    pub(super) attn_v: &'static [Rule],
+    pub(super) attn_output: &'static [Rule],
+    pub(super) ffn_down: &'static [Rule],
+    /// Format of an embedding that is not the output.
+    pub(super) embedding: Option<&'static FormatDesc>,
+    /// Whether only stacks of experts have the format, and others Q8_0.
+    pub(super) only_experts: bool,
+    /// Whether the format needs an importance matrix, except of the embedding and output.
+    pub(super) needs_importance: bool,
+}
 
 /// Format of tensors for which all conditions hold.
 #[derive(Debug)]
@@ -35,6 +54,16 @@ pub(super) enum When {
     Not(&'static When),
 }
 
+/// Properties of a model that conditions ask for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Facts {
+    /// Query heads for each head of keys and values.
+    pub(super) group: usize,
+    pub(super) experts: usize,
+    pub(super) has_importance: bool,
+    pub(super) is_falcon: bool,
+}
+
 /// A tensor's number among those of its role or its layer, and their count.
 #[derive(Clone, Copy)]
 pub(super) struct Layer {
@@ -43,25 +72,25 @@ pub(super) struct Layer {
 }
 
 impl When {
-    fn holds(&self, model: &TypeChooser, layer: Layer) -> bool {
+    fn holds(&self, model: Facts, layer: Layer) -> bool {
         let Layer { at, count } = layer;
         match self {
-            Self::GroupedQueries => model.shape.group() >= 4,
+            Self::GroupedQueries => model.group >= 4,
             Self::First(n) => at < *n,
             Self::FirstPart(n) => at < count / n,
             // The difference is negative in the first eighth, which
             // comes before.
             Self::MoreBits => at < count / 8 || at >= 7 * count / 8 || (at - count / 8) % 3 == 2,
-            Self::EightExperts => model.shape.experts == 8,
-            Self::Importance => model.options.has_importance,
-            Self::Falcon => model.shape.architecture == FALCON,
+            Self::EightExperts => model.experts == 8,
+            Self::Importance => model.has_importance,
+            Self::Falcon => model.is_falcon,
             Self::Not(other) => !other.holds(model, layer),
         }
     }
 }
 
 /// Format of the first rule that holds.
-pub(super) fn first(rules: &[Rule], model: &TypeChooser, layer: Layer) -> Option<Format> {
+pub(super) fn first(rules: &[Rule], model: Facts, layer: Layer) -> Option<Format> {
     let holds = |rule: &&Rule| rule.when.iter().all(|when| when.holds(model, layer));
     rules.iter().find(holds).map(|rule| Format::new(rule.format))
 }

@@ -1,8 +1,7 @@
 //! The recipes of llama.cpp, tensor for tensor as its
 //! `llama_tensor_get_type` chooses.
 
-use super::RecipeDesc;
-use super::rules::{Rule, When};
+use super::rules::{RecipeDesc, Rule, When};
 use crate::desc::FormatDesc;
 use crate::formats::iq4_nl::IQ4_NL;
 use crate::formats::iq4_xs::IQ4_XS;
