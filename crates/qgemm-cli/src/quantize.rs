@@ -27,11 +27,6 @@ use target::{Choice, QuantizedRow, Target, named, targets};
 use types::TypeOptions;
 
 /// Options of the command.
-///
-/// Weights are tensors of two or more dimensions whose name ends in
-/// `weight`. Norms, embeddings of positions and types, expert gating and
-/// others that llama.cpp keeps are excluded. All other tensors are
-/// copied.
 #[derive(clap::Args)]
 pub struct Args {
     /// The model: safetensors (a file, an index of shards, or a

@@ -17,7 +17,11 @@ pub struct TypeOptions {
     /// `llama-quantize` gives them, and the file its order.
     #[arg(value_name = "RECIPE")]
     recipe: Option<Recipe>,
-    /// One format for all weights, instead of a recipe.
+    /// One format for all weights, instead of a recipe. Weights are
+    /// tensors of two or more dimensions whose name ends in `weight`.
+    /// Norms, embeddings of positions and types, expert gating and
+    /// others that llama.cpp keeps are excluded. All other tensors
+    /// are copied.
     #[arg(long, conflicts_with = "recipe", required_unless_present = "recipe")]
     format: Option<Format>,
     /// Use the recipe's main format for all weights.
