@@ -123,8 +123,8 @@ mod weight;
 mod workspace;
 
 pub use architecture::{
-    ENCODERS, EncoderNames, EncoderNumbers, ExpertNumbers, GGUF_ENCODER, HUGGING_FACE_ENCODER, Hyperparameters, Key,
-    Network, Settings,
+    ENCODERS, EncoderNames, EncoderNumbers, ExpertNumbers, GGUF_ENCODER, GgufConversion, GgufName,
+    HUGGING_FACE_ENCODER, Hyperparameters, Key, Network, Settings,
 };
 pub use attention::{Attention, AttentionArgs, AttentionPlan, Keys, KvStrides, Queries};
 pub use backends::{DeviceChoice, DeviceListing, devices};
@@ -152,7 +152,7 @@ pub use planned::Planned;
 pub use prepare::PrepareLimits;
 pub use profile::{Profile, ProfiledRun, ProfiledStep};
 pub use quantization::{Quantization, QuantizationArgs, QuantizationPlan, QuantizedX, QuantizedXParts};
-pub use quantize::quantize;
+pub use quantize::{model_shape, quantize};
 pub use record::PlanRecord;
 pub use routing::{Routing, RoutingArgs, RoutingLists, RoutingPlan};
 pub use sampling::{EarlierArgs, SampledLogProbabilities, Sampling, SamplingArgs, SamplingFault, SamplingPlan};
@@ -169,8 +169,9 @@ pub use qgemm_formats::model::{
 pub use qgemm_formats::packed_file::{PackedParts, PackedWeight};
 pub use qgemm_formats::prepack::FragmentLayout;
 pub use qgemm_formats::{
-    ActivationFormat, DType, Element, ElementType, Format, FormatError, HostExperts, HostWeight, NO_COLUMN, Quantized,
-    SharedBytes, XCode, XFactor, XFormat, XParts, format_for_k, half, pair_bias, quantize_matrix,
+    ActivationFormat, DType, Element, ElementType, Format, FormatError, HostExperts, HostWeight, ImportanceMatrix,
+    ModelShape, NO_COLUMN, Quantized, Recipe, RecipeOptions, SharedBytes, TypeChooser, XCode, XFactor, XFormat, XParts,
+    format_for_k, half, pair_bias, quantize_by_importance, quantize_matrix,
 };
 pub use qgemm_hal::op::sampling::SamplingParameters;
 pub use qgemm_hal::{

@@ -17,6 +17,22 @@ pub enum FormatError {
         /// Closest known name.
         near: Option<String>,
     },
+    /// Unknown recipe.
+    #[error("no recipe is called `{name}`{}: expected one of {}", .near.as_ref().map_or(String::new(), |n| format!(" (did you mean `{n}`?)")), crate::Recipe::all().map(crate::Recipe::name).collect::<Vec<_>>().join(", "))]
+    UnknownRecipe {
+        /// Requested name.
+        name: String,
+        /// Closest known name.
+        near: Option<String>,
+    },
+    /// Recipe that gives poor results without an importance matrix.
+    #[error("tensor `{tensor}`: the recipe {recipe} needs an importance matrix (`--imatrix`)")]
+    NeedsImportance {
+        /// Name of the recipe.
+        recipe: &'static str,
+        /// First tensor that needs it.
+        tensor: String,
+    },
     /// Unknown X format.
     #[error("no format of activations is called `{name}`: expected one of {}", crate::XFormat::ALL.map(crate::XFormat::name).join(", "))]
     UnknownXFormat {

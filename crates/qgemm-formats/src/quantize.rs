@@ -1,11 +1,14 @@
 //! Weight quantization to any format ([`quantize_matrix`]), with
-//! llama.cpp's fallback formats.
+//! llama.cpp's fallback formats, and by importance matrices
+//! ([`quantize_by_importance`]).
 
 use rayon::prelude::*;
 
 use crate::desc::{Encoding, Format, FormatDesc, QuantizeBlocks, ScaleType};
 use crate::error::FormatError;
-use crate::formats::{iq4_nl, iq4_xs, matrix, plain, q2_k, q3_k, q4_0, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0};
+use crate::formats::{
+    iq4_nl, iq4_xs, matrix, plain, q2_k, q3_k, q4_0, q4_1, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0, ternary,
+};
 use crate::weight::HostWeight;
 
 /// Quantized weight, and its requested and actual formats.
@@ -23,7 +26,8 @@ pub struct Quantized {
 }
 
 /// llama.cpp's fallbacks of super-block formats, for K that is no multiple of 256.
-static FALLBACKS: [(&FormatDesc, &FormatDesc); 6] = [
+static FALLBACKS: [(&FormatDesc, &FormatDesc); 7] = [
+    (&ternary::TQ2_0, &q4_0::Q4_0),
     (&q2_k::Q2_K, &q4_0::Q4_0),
     (&q3_k::Q3_K, &q4_0::Q4_0),
     (&q4_k::Q4_K, &q5_0::Q5_0),
@@ -35,8 +39,8 @@ static FALLBACKS: [(&FormatDesc, &FormatDesc); 6] = [
 /// Storage format of rows of `k` values when `format` is requested.
 ///
 /// It is `format` if its blocks divide `k`. Super-block formats fall back as in
-/// llama.cpp (Q4_K → Q5_0, Q5_K → Q5_1, Q6_K → Q8_0, Q2_K and Q3_K → Q4_0, IQ4_XS →
-/// IQ4_NL), or to F16 if 32 does not divide `k`.
+/// llama.cpp (Q4_K → Q5_0, Q5_K → Q5_1, Q6_K → Q8_0, Q2_K, Q3_K and TQ2_0 → Q4_0,
+/// IQ4_XS → IQ4_NL), or to F16 if 32 does not divide `k`.
 ///
 /// # Errors
 /// [`FormatError::KNotMultiple`] without a fallback (Q4_0 with K = 40);
@@ -76,13 +80,80 @@ pub fn quantize_matrix(values: &[f32], n: usize, k: usize, format: Format) -> Re
             return Err(FormatError::NotQuantizable { format: used.desc().name, why: "it has no quantizer" });
         }
     };
+    checked(values, weight, format)
+}
+
+/// Quantizer of a row by the importance of its columns. Both have whole blocks.
+type QuantizeByImportance = fn(values: &[f32], importance: &[f32], out: &mut [u8]);
+
+/// Formats whose quantizer in ggml uses an importance matrix.
+static BY_IMPORTANCE: [(&FormatDesc, QuantizeByImportance); 11] = [
+    (&q4_0::Q4_0, q4_0::quantize_by_importance),
+    (&q4_1::Q4_1, q4_1::quantize_by_importance),
+    (&q5_0::Q5_0, q5_0::quantize_by_importance),
+    (&q5_1::Q5_1, q5_1::quantize_by_importance),
+    (&q2_k::Q2_K, q2_k::quantize_by_importance),
+    (&q3_k::Q3_K, q3_k::quantize_by_importance),
+    (&q4_k::Q4_K, q4_k::quantize_by_importance),
+    (&q5_k::Q5_K, q5_k::quantize_by_importance),
+    (&q6_k::Q6_K, q6_k::quantize_by_importance),
+    (&iq4_nl::IQ4_NL, iq4_nl::quantize_by_importance),
+    (&iq4_xs::IQ4_XS, iq4_xs::quantize_by_importance),
+];
+
+/// [`quantize_matrix`] with an importance matrix: `k` weights of the columns'
+/// squared errors, as ggml's `quantize_*` with `quant_weights`.
+///
+/// Formats whose ggml quantizer has no use for it are quantized without.
+///
+/// ```
+/// use qgemm_formats::{quantize_by_importance, quantize_matrix};
+/// let values: Vec<f32> = (0..2 * 256).map(|i| (i as f32).sin()).collect();
+/// let importance: Vec<f32> = (0..256).map(|i| 1.0 / (i + 1) as f32).collect();
+/// let q = quantize_by_importance(&values, 2, 256, "q4_k".parse()?, &importance)?;
+/// assert_ne!(q.weight.blocks(), quantize_matrix(&values, 2, 256, "q4_k".parse()?)?.weight.blocks());
+/// # Ok::<(), qgemm_formats::FormatError>(())
+/// ```
+///
+/// # Errors
+/// As [`quantize_matrix`]. [`FormatError::WrongLength`] for another number of
+/// weights, [`FormatError::NotQuantizable`] for negative or non-finite ones.
+pub fn quantize_by_importance(
+    values: &[f32],
+    n: usize,
+    k: usize,
+    format: Format,
+    importance: &[f32],
+) -> Result<Quantized, FormatError> {
+    let used = format_for_k(format, k)?;
+    let Some(&(_, quantize)) = BY_IMPORTANCE.iter().find(|(of, _)| Format::new(of) == used) else {
+        return quantize_matrix(values, n, k, format);
+    };
+    if importance.len() != k {
+        let (expected, got) = (k.saturating_mul(4), importance.len() * 4);
+        return Err(FormatError::WrongLength { what: format!("importance of {k} columns"), expected, got });
+    }
+    if !importance.iter().all(|&weight| weight.is_finite() && weight >= 0.0) {
+        let why = "an importance is negative, NaN or infinite";
+        return Err(FormatError::NotQuantizable { format: used.desc().name, why });
+    }
+    let mut blocks = vec![0; matrix::check(used.desc(), values, n, k)?];
+    check_magnitude(values, k, used)?;
+    let rows = blocks.par_chunks_mut(used.row_bytes(k)).zip(values.par_chunks(k));
+    rows.for_each(|(blocks, row)| quantize(row, importance, blocks));
+    checked(values, HostWeight::new(used, n, k, blocks.into())?, format)
+}
+
+/// Result of a quantizer, after checks of what it cannot check itself.
+fn checked(values: &[f32], weight: HostWeight, requested: Format) -> Result<Quantized, FormatError> {
+    let (n, k, used) = (weight.n(), weight.k(), weight.format());
     check_range(&weight)?;
     check_largest(values, &weight)?;
     let zeroed_rows = (0..n).into_par_iter().filter(|&row| is_zeroed(&weight, row, &values[row * k..][..k])).count();
     if zeroed_rows > 0 {
         tracing::warn!(format = %used, n, k, zeroed_rows, "rows of values too small for the format are now rows of zeros");
     }
-    Ok(Quantized { weight, requested: format, used, zeroed_rows })
+    Ok(Quantized { weight, requested, used, zeroed_rows })
 }
 
 impl HostWeight {

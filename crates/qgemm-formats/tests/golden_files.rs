@@ -3,7 +3,8 @@
 
 use std::path::Path;
 
-use qgemm_formats::{ActivationFormat, Encoding, Format};
+use qgemm_formats::{ActivationFormat, Encoding, Format, quantize_by_importance};
+use sha2::{Digest as _, Sha256};
 
 fn golden(file: &str) -> Vec<u8> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(file);
@@ -59,6 +60,34 @@ fn weights_quantize_as_ggml() {
         checked += 1;
     }
     assert_eq!(checked, 16);
+}
+
+/// Rows 0 and 12 of each format are compared first, so that
+/// a difference is found in its block.
+#[test]
+fn weights_quantize_as_ggml_by_importance() {
+    let (inputs, importance) = (golden_f32("inputs.f32"), golden_f32("importance.f32"));
+    let importance = |k: usize| match k {
+        1024 => &importance[..1024],
+        256 => &importance[1024..1280],
+        _ => &importance[1280..],
+    };
+    let hashes = String::from_utf8(golden("by_importance.sha256")).expect("text");
+    for line in hashes.lines() {
+        let [name, n, k, hash] = line.split(' ').collect::<Vec<_>>()[..] else { panic!("{line}") };
+        let (n, k): (usize, usize) = (n.parse().expect("a number"), k.parse().expect("a number"));
+        let (format, values): (Format, _) = (name.parse().expect("a format"), &inputs[..n * k]);
+        let got = quantize_by_importance(values, n, k, format, importance(k)).expect("in range").weight;
+        if k == 1024 {
+            let rows = [&values[..k], &values[12 * k..13 * k]].concat();
+            let got = [got.row(0), got.row(12)].concat();
+            let block = (format.block_len, format.block_bytes);
+            assert_blocks_equal(name, &rows, block, &got, &golden(&format!("{name}.by_importance")), |_| None);
+        }
+        let digest: String = Sha256::digest(got.blocks()).iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(digest, hash, "{name} {n} x {k}");
+    }
+    assert_eq!(hashes.lines().count(), 27);
 }
 
 #[test]

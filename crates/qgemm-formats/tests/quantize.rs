@@ -137,6 +137,7 @@ fn rows_are_quantized_one_by_one() {
 #[test]
 fn k_that_does_not_fill_super_blocks_falls_back_as_llama_cpp() {
     let expected = [
+        ("tq2_0", "q4_0"),
         ("q2_k", "q4_0"),
         ("q3_k", "q4_0"),
         ("q4_k", "q5_0"),

@@ -1,5 +1,6 @@
 //! Hyperparameters of a decoder: sizes, norms, context, window, experts.
 
+use qgemm_formats::ModelShape;
 use qgemm_hal::{Activation, ClampedSwiglu};
 
 use super::description::{Architecture, Experts};
@@ -127,6 +128,22 @@ impl Hyperparameters {
     pub fn window_of(&self, layer: usize) -> Option<usize> {
         self.window.as_ref()?.of_layer(layer)
     }
+}
+
+/// Sizes that recipes of formats depend on. Unlike [`Hyperparameters`],
+/// any architecture has them.
+///
+/// # Errors
+/// [`Error::MissingSetting`] without a number of layers.
+pub fn shape(settings: &Settings<'_>) -> Result<ModelShape, Error> {
+    let heads = size(settings, HEADS)?.unwrap_or(0);
+    Ok(ModelShape {
+        architecture: settings.architecture().to_owned(),
+        layers: settings.required(size(settings, LAYERS)?, LAYERS)?,
+        heads,
+        kv_heads: size(settings, KV_HEADS)?.unwrap_or(heads),
+        experts: size(settings, EXPERTS)?.unwrap_or(0),
+    })
 }
 
 /// A positive size, if it is stated.

@@ -23,6 +23,7 @@ mod rotary;
 mod served;
 mod settings;
 mod sliding_window;
+mod to_gguf;
 
 pub use encoder::EncoderNumbers;
 pub use encoder_names::{EncoderNames, GGUF as GGUF_ENCODER, HUGGING_FACE as HUGGING_FACE_ENCODER};
@@ -30,7 +31,9 @@ pub use hyperparameters::{ExpertNumbers, Hyperparameters};
 pub use network::Network;
 pub use served::ENCODERS;
 pub use settings::{Key, Settings};
+pub use to_gguf::{GgufConversion, GgufName};
 
+pub(crate) use hyperparameters::shape;
 pub(crate) use network::{ExpertTensors, FeedForward, LayerTensors, Matrix, NormTensors, fingerprint};
 pub(crate) use rotary::RotarySettings;
 pub(crate) use served::NAMES;

@@ -167,7 +167,6 @@ impl<'m> Reader<'m> {
     /// # Errors
     /// [`Error::UnexpectedTensor`].
     pub fn finish(&self) -> Result<WeightBytes, Error> {
-        let is_ignored = |stem: &str| IGNORED.iter().any(|ending| stem.ends_with(ending));
         let is_known = |name: &str| {
             let stem = stem(name);
             self.used.contains(stem) || is_ignored(stem) || is_ignored(name)
@@ -179,6 +178,11 @@ impl<'m> Reader<'m> {
             None => Ok(self.bytes),
         }
     }
+}
+
+/// Whether no step needs the tensor.
+pub(super) fn is_ignored(name: &str) -> bool {
+    IGNORED.iter().any(|ending| name.ends_with(ending))
 }
 
 /// Name without `.weight` or `.bias`.

@@ -20,7 +20,16 @@ const KEPT: [(&str, &[&str]); 6] = [
             "wpe.weight",
         ],
     ),
-    ("expert gating", &["ffn_gate_inp.weight", "mlp.gate.weight", "block_sparse_moe.gate.weight", "router.weight"]),
+    (
+        "expert gating",
+        &[
+            "ffn_gate_inp.weight",
+            "ffn_gate_tid2eid.weight",
+            "mlp.gate.weight",
+            "block_sparse_moe.gate.weight",
+            "router.weight",
+        ],
+    ),
     ("position bias", &["attn_rel_b.weight", "relative_attention_bias.weight", ".rel_pos"]),
     (
         "small",
@@ -36,6 +45,11 @@ const KEPT: [(&str, &[&str]); 6] = [
             ".patch_embd",
             ".patch_merger",
             "patch_embed",
+            "sam.pos_embd",
+            "sam.neck.",
+            "sam.net_",
+            "a.rvq.codebook",
+            "mm.a.code_embd",
         ],
     ),
     (
@@ -85,6 +99,9 @@ pub struct Patterns {
     /// that GGUF lacks.
     #[arg(long, value_name = "PATTERN,…", value_delimiter = ',')]
     skip: Vec<String>,
+    /// Copy `output.weight` or `lm_head.weight`.
+    #[arg(long)]
+    leave_output_tensor: bool,
 }
 
 impl Patterns {
@@ -109,6 +126,9 @@ impl Patterns {
         }
         if is_one_of(&self.keep) {
             return Fate::Copied(Some("--keep".into()));
+        }
+        if self.leave_output_tensor && ["output.weight", "lm_head.weight"].contains(&name) {
+            return Fate::Copied(Some("--leave-output-tensor".into()));
         }
         if dimensions < 2 {
             return Fate::Copied(None);
@@ -203,7 +223,7 @@ mod tests {
     fn patterns_overrule_the_rules() {
         let patterns = |only: &str, keep: &str, skip: &str| {
             let list = |text: &str| text.split(' ').filter(|p| !p.is_empty()).map(str::to_owned).collect();
-            Patterns { only: list(only), keep: list(keep), skip: list(skip) }
+            Patterns { only: list(only), keep: list(keep), skip: list(skip), ..Patterns::default() }
         };
         let only = patterns("*_norm.weight", "", "");
         assert_eq!(only.fate("a_norm.weight", 2), Fate::Quantized);

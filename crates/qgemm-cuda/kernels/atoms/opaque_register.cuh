@@ -9,7 +9,8 @@ QG_DEVICE u32 opaque_register(u32 value) {
     return value;
 }
 
-// The same, but calls with equal values may share a register.
+// The same, but calls with equal values may
+// share a register.
 QG_DEVICE u32 opaque_value(u32 value) {
     asm("" : "+r"(value));
     return value;

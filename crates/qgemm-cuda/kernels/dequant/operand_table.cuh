@@ -1,6 +1,6 @@
 // Operand pairs of all pairs of codes, in shared memory.
-// A lookup takes fewer instructions than the conversion of codes
-// that index a codebook.
+// A lookup takes fewer instructions than the
+// conversion of codes that index a codebook.
 #pragma once
 #include "atoms/launch.cuh"
 #include "atoms/opaque_register.cuh"

@@ -1,9 +1,9 @@
 //! Scale searches of the K-quant quantizers.
 //!
 //! Each search minimizes the weighted error over scale and minimum.
-//! Operations follow ggml's `quantize_row_*_ref` in order, because
-//! results are compared byte for byte. Sums are therefore f32, in
-//! the order of the values.
+//! Operations follow ggml's `quantize_row_*_ref` in order, and with an
+//! importance matrix `quantize_row_*_impl`, because results are compared
+//! byte for byte. Sums are therefore f32, in the order of the values.
 
 use super::field;
 
@@ -31,11 +31,33 @@ pub(super) fn recode(x: &[f32], scale: f32, min: f32, lowest: i32, max_code: i32
     }
 }
 
-/// `Σ w·x·l` and `Σ w·l²` with `w = x²`. `l` is `x · inverse`, rounded.
-fn moments(x: &[f32], inverse: f32, levels: i32) -> (f32, f32) {
-    x.iter().fold((0.0, 0.0), |(xl, ll), &v| {
+/// Squares of values: their weights in a search without an
+/// importance matrix.
+pub(super) fn squares<const N: usize>(x: &[f32]) -> [f32; N] {
+    std::array::from_fn(|i| x[i] * x[i])
+}
+
+/// Sum of squares.
+pub(super) fn energy(x: &[f32]) -> f32 {
+    x.iter().fold(0.0, |sum, v| sum + v * v)
+}
+
+/// Weights of values in a search with an importance matrix.
+///
+/// `variance` is ggml's estimate for the surroundings of `x`.
+pub(super) fn weigh<const N: usize>(x: &[f32], importance: &[f32], variance: f32) -> [f32; N] {
+    std::array::from_fn(|i| importance[i] * (variance + x[i] * x[i]).sqrt())
+}
+
+/// Sum of weights.
+pub(super) fn total(weights: &[f32]) -> f32 {
+    weights.iter().fold(0.0, |sum, w| sum + w)
+}
+
+/// `Σ w·x·l` and `Σ w·l²`. `l` is `x · inverse`, rounded.
+fn moments(x: &[f32], weights: &[f32], inverse: f32, levels: i32) -> (f32, f32) {
+    x.iter().zip(weights).fold((0.0, 0.0), |(xl, ll), (&v, &w)| {
         let l = nearest(inverse * v).clamp(-levels, levels - 1) as f32;
-        let w = v * v;
         (xl + w * v * l, ll + w * l * l)
     })
 }
@@ -45,19 +67,19 @@ fn moments(x: &[f32], inverse: f32, levels: i32) -> (f32, f32) {
 /// The first maps the value of largest magnitude to code 0. The others
 /// are up to 0.9 steps away. Returns the scale. A sub-block of zeros
 /// has scale 0 and codes 0.
-pub(super) fn symmetric(x: &[f32], levels: i32, codes: &mut [u32]) -> f32 {
+pub(super) fn symmetric(x: &[f32], weights: &[f32], levels: i32, codes: &mut [u32]) -> f32 {
     let extreme = field::extreme(x);
     if extreme.abs() < ZERO {
         codes.fill(0);
         return 0.0;
     }
     let mut inverse = -levels as f32 / extreme;
-    let (xl, ll) = moments(x, inverse, levels);
+    let (xl, ll) = moments(x, weights, inverse, levels);
     let mut scale = if ll == 0.0 { 0.0 } else { xl / ll };
     let mut best = scale * xl;
     for shift in (-9..=9).filter(|&s| s != 0) {
         let candidate = -(levels as f32 + 0.1 * shift as f32) / extreme;
-        let (xl, ll) = moments(x, candidate, levels);
+        let (xl, ll) = moments(x, weights, candidate, levels);
         if ll > 0.0 && xl * xl > best * ll {
             scale = xl / ll;
             best = scale * xl;
@@ -70,8 +92,8 @@ pub(super) fn symmetric(x: &[f32], levels: i32, codes: &mut [u32]) -> f32 {
     scale
 }
 
-/// Fits `x ≈ scale · (code − levels)` by coordinate descent,
-/// in at most five rounds.
+/// Fits 16 values `x ≈ scale · (code − levels)` by coordinate
+/// descent, in at most five rounds.
 ///
 /// Each step requantizes one value with the scale of the other values,
 /// if that lowers the error. Returns the scale. A sub-block of zeros
@@ -86,7 +108,7 @@ pub(super) fn symmetric_descent(x: &[f32], levels: i32, codes: &mut [u32]) -> f3
     for (code, &v) in codes.iter_mut().zip(x) {
         *code = (nearest(inverse * v).clamp(-levels, levels - 1) + levels) as u32;
     }
-    let (mut xl, mut ll) = moments(x, inverse, levels);
+    let (mut xl, mut ll) = moments(x, &squares::<16>(x), inverse, levels);
     for _ in 0..5 {
         let mut changed = false;
         for (code, &v) in codes.iter_mut().zip(x) {
@@ -113,6 +135,69 @@ pub(super) fn symmetric_descent(x: &[f32], levels: i32, codes: &mut [u32]) -> f3
     if ll > 0.0 { xl / ll } else { 0.0 }
 }
 
+/// Fits `x ≈ scale · code` with `x ≥ 0` by nine scales and then
+/// coordinate descent, in at most five rounds.
+///
+/// Returns the scale. Zeros have scale 0 and codes 0.
+pub(super) fn positive(x: &[f32], weights: &[f32], max_code: i32, codes: &mut [u8]) -> f32 {
+    let max = x.iter().fold(0.0, |max: f32, &v| if max > v { max } else { v });
+    if max < ZERO {
+        codes.fill(0);
+        return 0.0;
+    }
+    let inverse = positive_inverse(x, weights, max_code, max);
+    let (mut xl, mut ll) = (0.0f32, 0.0f32);
+    for ((code, &v), &w) in codes.iter_mut().zip(x).zip(weights) {
+        let l = nearest(inverse * v).min(max_code);
+        *code = l as u8;
+        (xl, ll) = (xl + w * v * l as f32, ll + w * l as f32 * l as f32);
+    }
+    for _ in 0..5 {
+        let mut changed = false;
+        for ((code, &v), &w) in codes.iter_mut().zip(x).zip(weights) {
+            let l = f32::from(*code);
+            let (others_xl, others_ll) = (xl - w * v * l, ll - w * l * l);
+            if !(others_xl > 0.0 && others_ll > 0.0) {
+                continue;
+            }
+            let moved = nearest(v * others_ll / others_xl).min(max_code);
+            let to = moved as f32;
+            let (new_xl, new_ll) = (others_xl + w * v * to, others_ll + w * to * to);
+            if to != l && new_xl * new_xl * ll > xl * xl * new_ll {
+                *code = moved as u8;
+                (xl, ll) = (new_xl, new_ll);
+                changed = true;
+            }
+        }
+        if !changed {
+            break;
+        }
+    }
+    if ll > 0.0 { xl / ll } else { 0.0 }
+}
+
+/// Inverse scale with the least error, of `max_code` steps to the
+/// maximum and up to 0.4 more or fewer.
+fn positive_inverse(x: &[f32], weights: &[f32], max_code: i32, max: f32) -> f32 {
+    let error = |inverse: f32, limit: i32| {
+        let scale = 1.0 / inverse;
+        x.iter().zip(weights).fold(0.0, |sum, (&v, &w)| {
+            let difference = v - scale * nearest(inverse * v).min(limit) as f32;
+            sum + w * difference * difference
+        })
+    };
+    let mut best = max_code as f32 / max;
+    let mut least: f32 = error(best, i32::MAX);
+    for shift in (-4..=4).filter(|&s| s != 0) {
+        let candidate = (0.1 * shift as f32 + max_code as f32) / max;
+        let error = error(candidate, max_code);
+        if error < least {
+            (least, best) = (error, candidate);
+        }
+    }
+    best
+}
+
 /// Parameters of a search for `x ≈ scale · code − min` with `min ≥ 0`.
 pub(super) struct AffineSearch {
     /// Largest code.
@@ -129,6 +214,11 @@ pub(super) struct AffineSearch {
 }
 
 impl AffineSearch {
+    /// Search of ggml's quantizers with an importance matrix.
+    pub(super) const fn by_importance(max_code: i32) -> Self {
+        Self { max_code, first: -0.9, step: 0.05, tries: 36, cost: |v| v * v }
+    }
+
     /// Finds scale and minimum with the least `Σ weight · cost`
     /// for at most 32 values.
     ///
@@ -142,7 +232,7 @@ impl AffineSearch {
             codes.fill(0);
             return (0.0, -low);
         }
-        let sum_w = weights.iter().fold(0.0, |sum, &w| sum + w);
+        let sum_w = total(weights);
         let sum_x = x.iter().zip(weights).fold(0.0, |sum, (&v, &w)| sum + w * v);
 
         let inverse = self.max_code as f32 / (high - low);

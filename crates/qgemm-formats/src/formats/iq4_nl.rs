@@ -51,12 +51,25 @@ fn dequantize_block(block: &[u8], out: &mut [f32]) {
 /// the scale before f16 rounding.
 fn quantize_blocks(values: &[f32], out: &mut [u8]) {
     for (x, block) in values.chunks_exact(32).zip(out.chunks_exact_mut(18)) {
-        let scale = fit_scale(x);
-        field::write_f16(block, 0, scale);
-        let inverse = field::inverse(scale);
-        let codes: [u32; 32] = std::array::from_fn(|j| nearest_level(inverse * x[j]));
-        nibbles::pack(&codes, &mut block[2..]);
+        quantize_block(x, &fit::squares::<32>(x), block);
     }
+}
+
+/// Quantizes a row by the importance of its columns.
+pub(crate) fn quantize_by_importance(values: &[f32], importance: &[f32], out: &mut [u8]) {
+    let blocks = values.chunks_exact(32).zip(importance.chunks_exact(32)).zip(out.chunks_exact_mut(18));
+    for ((x, importance), block) in blocks {
+        let weights: [f32; 32] = fit::weigh(x, importance, 2.0 * fit::energy(x) / 32.0);
+        quantize_block(x, &weights, block);
+    }
+}
+
+fn quantize_block(x: &[f32], weights: &[f32], block: &mut [u8]) {
+    let scale = fit_scale(x, weights);
+    field::write_f16(block, 0, scale);
+    let inverse = field::inverse(scale);
+    let codes: [u32; 32] = std::array::from_fn(|j| nearest_level(inverse * x[j]));
+    nibbles::pack(&codes, &mut block[2..]);
 }
 
 /// Code of the table entry nearest to `value`. Ties take the larger code.
@@ -72,22 +85,21 @@ pub(super) fn nearest_level(value: f32) -> u32 {
     }
 }
 
-/// Scale with the least error of `x ≈ scale · level`, weighted by
-/// `x²`, out of 16 candidates.
+/// Scale with the least weighted error of `x ≈ scale · level`, out
+/// of 16 candidates.
 ///
 /// The first maps the value of largest magnitude to the positive end
 /// of the table. The other fifteen map it near the negative end, one level
 /// apart. Returns 0 for zeros.
-pub(super) fn fit_scale(x: &[f32]) -> f32 {
+pub(super) fn fit_scale(x: &[f32], weights: &[f32]) -> f32 {
     const TRIES: i16 = 7;
     let extreme = field::extreme(x);
     if extreme.abs() < fit::ZERO {
         return 0.0;
     }
     let moments = |inverse: f32| {
-        x.iter().fold((0.0, 0.0), |(xq, qq), &v| {
+        x.iter().zip(weights).fold((0.0, 0.0), |(xq, qq), (&v, &weight)| {
             let level = f32::from(IQ4_TABLE[nearest_level(inverse * v) as usize]);
-            let weight = v * v;
             (xq + weight * level * v, qq + weight * level * level)
         })
     };

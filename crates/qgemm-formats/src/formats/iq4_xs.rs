@@ -78,25 +78,38 @@ fn dequantize_block(block: &[u8], out: &mut [f32]) {
 
 fn quantize_blocks(values: &[f32], out: &mut [u8]) {
     for (x, block) in values.chunks_exact(256).zip(out.chunks_exact_mut(136)) {
-        let mut scales = [0.0; 8];
-        for (scale, x) in scales.iter_mut().zip(x.chunks_exact(32)) {
-            *scale = fit_scale(x);
-        }
-        // The signed scale of largest magnitude maps to −32.
-        let d = -field::extreme(&scales) / 32.0;
-        field::write_f16(block, 0, d);
-        block[2..8].fill(0);
-        let inverse = field::inverse(d);
-        let (header, code_bytes) = block.split_at_mut(8);
-        for (sub, (x, bytes)) in x.chunks_exact(32).zip(code_bytes.chunks_exact_mut(16)).enumerate() {
-            let scale = fit::nearest(inverse * scales[sub]).clamp(-32, 31);
-            let stored = (scale + 32) as u8;
-            header[4 + sub / 2] |= (stored & 0xf) << (sub % 2 * 4);
-            header[2 + sub / 4] |= stored >> 4 << (sub % 4 * 2);
-            // Codes use d before f16 rounding.
-            let inverse = field::inverse(d * scale as f32);
-            let codes: [u32; 32] = std::array::from_fn(|j| nearest_level(inverse * x[j]));
-            nibbles::pack(&codes, bytes);
-        }
+        quantize_block(x, &fit::squares::<256>(x), block);
+    }
+}
+
+/// Quantizes a row by the importance of its columns.
+pub(crate) fn quantize_by_importance(values: &[f32], importance: &[f32], out: &mut [u8]) {
+    let blocks = values.chunks_exact(256).zip(importance.chunks_exact(256)).zip(out.chunks_exact_mut(136));
+    for ((x, importance), block) in blocks {
+        let weights: [f32; 256] = fit::weigh(x, importance, 2.0 * fit::energy(x) / 256.0);
+        quantize_block(x, &weights, block);
+    }
+}
+
+fn quantize_block(x: &[f32], weights: &[f32], block: &mut [u8]) {
+    let mut scales = [0.0; 8];
+    for (scale, (x, weights)) in scales.iter_mut().zip(x.chunks_exact(32).zip(weights.chunks_exact(32))) {
+        *scale = fit_scale(x, weights);
+    }
+    // The signed scale of largest magnitude maps to −32.
+    let d = -field::extreme(&scales) / 32.0;
+    field::write_f16(block, 0, d);
+    block[2..8].fill(0);
+    let inverse = field::inverse(d);
+    let (header, code_bytes) = block.split_at_mut(8);
+    for (sub, (x, bytes)) in x.chunks_exact(32).zip(code_bytes.chunks_exact_mut(16)).enumerate() {
+        let scale = fit::nearest(inverse * scales[sub]).clamp(-32, 31);
+        let stored = (scale + 32) as u8;
+        header[4 + sub / 2] |= (stored & 0xf) << (sub % 2 * 4);
+        header[2 + sub / 4] |= stored >> 4 << (sub % 4 * 2);
+        // Codes use d before f16 rounding.
+        let inverse = field::inverse(d * scale as f32);
+        let codes: [u32; 32] = std::array::from_fn(|j| nearest_level(inverse * x[j]));
+        nibbles::pack(&codes, bytes);
     }
 }

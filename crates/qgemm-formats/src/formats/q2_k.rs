@@ -114,18 +114,52 @@ fn quantize_blocks(values: &[f32], out: &mut [u8]) {
             let weights: [f32; 16] = std::array::from_fn(|i| x[i].abs());
             (scales[sub], mins[sub]) = SEARCH.fit(x, &weights, codes);
         }
-        let (scales, d) = fifteenths(&scales);
-        let (mins, dmin) = fifteenths(&mins);
-        field::write_f16(block, 80, d);
-        field::write_f16(block, 82, dmin);
-        let (d, dmin) = (field::read_f16(block, 80), field::read_f16(block, 82));
-        for (sub, (x, codes)) in x.chunks_exact(16).zip(codes.chunks_exact_mut(16)).enumerate() {
-            block[sub] = scales[sub] | mins[sub] << 4;
-            let (scale, min) = (d * f32::from(block[sub] & 0xf), dmin * f32::from(block[sub] >> 4));
-            fit::recode(x, scale, min, 0, 3, codes);
-        }
-        pack_codes(&codes, &mut block[16..80]);
+        write_block(x, fifteenths(&scales), fifteenths(&mins), codes, block);
     }
+}
+
+/// Quantizes a row by the importance of its columns.
+pub(crate) fn quantize_by_importance(values: &[f32], importance: &[f32], out: &mut [u8]) {
+    const SEARCH: AffineSearch = AffineSearch::by_importance(3);
+    let blocks = values.chunks_exact(256).zip(importance.chunks_exact(256)).zip(out.chunks_exact_mut(84));
+    for ((x, importance), block) in blocks {
+        let variance = fit::energy(x) / 256.0;
+        let mut codes = [0; 256];
+        let (mut scales, mut mins, mut totals) = ([0.0; 16], [0.0; 16], [0.0; 16]);
+        let subs = x.chunks_exact(16).zip(importance.chunks_exact(16)).zip(codes.chunks_exact_mut(16));
+        for (sub, ((x, importance), codes)) in subs.enumerate() {
+            let weights: [f32; 16] = fit::weigh(x, importance, variance);
+            totals[sub] = fit::total(&weights);
+            (scales[sub], mins[sub]) = SEARCH.fit(x, &weights, codes);
+        }
+        let [scales, mins] = [&scales, &mins].map(|numbers| {
+            let mut coded = [0; 16];
+            let unit = fit::positive(numbers, &totals, 15, &mut coded);
+            (coded, unit)
+        });
+        write_block(x, scales, mins, codes, block);
+    }
+}
+
+/// Writes a block of 4-bit scales and minima and their units.
+///
+/// Codes of sub-blocks with scale 0 are kept.
+fn write_block(
+    x: &[f32],
+    (scales, d): ([u8; 16], f32),
+    (mins, dmin): ([u8; 16], f32),
+    mut codes: [u32; 256],
+    block: &mut [u8],
+) {
+    field::write_f16(block, 80, d);
+    field::write_f16(block, 82, dmin);
+    let (d, dmin) = (field::read_f16(block, 80), field::read_f16(block, 82));
+    for (sub, (x, codes)) in x.chunks_exact(16).zip(codes.chunks_exact_mut(16)).enumerate() {
+        block[sub] = scales[sub] | mins[sub] << 4;
+        let (scale, min) = (d * f32::from(block[sub] & 0xf), dmin * f32::from(block[sub] >> 4));
+        fit::recode(x, scale, min, 0, 3, codes);
+    }
+    pack_codes(&codes, &mut block[16..80]);
 }
 
 /// Sixteen numbers in units of a fifteenth of their

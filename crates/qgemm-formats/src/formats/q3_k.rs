@@ -93,25 +93,51 @@ fn quantize_blocks(values: &[f32], out: &mut [u8]) {
         }
         // The signed scale of largest magnitude maps to −32.
         let extreme = field::extreme(&scales);
-        block[96..108].fill(0);
-        if extreme == 0.0 {
-            field::write_f16(block, 108, 0.0);
+        let (scales, d) = if extreme == 0.0 {
+            ([0; 16], 0.0)
         } else {
             let inverse = -32.0 / extreme;
-            for (sub, &scale) in scales.iter().enumerate() {
-                let code = (fit::nearest(inverse * scale).clamp(-32, 31) + 32) as u8;
-                block[96 + sub % 8] |= (code & 0xf) << (sub / 8 * 4);
-                block[104 + sub % 4] |= code >> 4 << (sub / 4 * 2);
-            }
-            field::write_f16(block, 108, 1.0 / inverse);
+            (scales.map(|scale| (fit::nearest(inverse * scale).clamp(-32, 31) + 32) as u32), 1.0 / inverse)
+        };
+        write_block(x, scales, d, codes, block);
+    }
+}
+
+/// Quantizes a row by the importance of its columns.
+pub(crate) fn quantize_by_importance(values: &[f32], importance: &[f32], out: &mut [u8]) {
+    let blocks = values.chunks_exact(256).zip(importance.chunks_exact(256)).zip(out.chunks_exact_mut(110));
+    for ((x, importance), block) in blocks {
+        let variance = 2.0 * fit::energy(x) / 256.0;
+        let mut codes = [0; 256];
+        let (mut scales, mut totals) = ([0.0; 16], [0.0; 16]);
+        let subs = x.chunks_exact(16).zip(importance.chunks_exact(16)).zip(codes.chunks_exact_mut(16));
+        for (sub, ((x, importance), codes)) in subs.enumerate() {
+            let weights: [f32; 16] = fit::weigh(x, importance, variance);
+            totals[sub] = fit::total(&weights);
+            scales[sub] = fit::symmetric(x, &weights, 4, codes);
         }
-        let d = field::read_f16(block, 108);
-        for (sub, (x, codes)) in x.chunks_exact(16).zip(codes.chunks_exact_mut(16)).enumerate() {
-            fit::recode(x, d * sub_scale(&block[96..108], sub) as f32, 0.0, -4, 7, codes);
-        }
-        q2_k::pack_codes(&codes, &mut block[32..96]);
-        for (l, byte) in block[..32].iter_mut().enumerate() {
-            *byte = (0..8).fold(0, |byte, i| byte | ((codes[l + 32 * i] >> 2 & 1) << i) as u8);
-        }
+        let mut coded = [0; 16];
+        let d = fit::symmetric(&scales, &totals, 32, &mut coded);
+        write_block(x, coded, d, codes, block);
+    }
+}
+
+/// Writes a block of 6-bit scales (plus 32) and their unit.
+///
+/// Codes of sub-blocks with scale 0 are kept.
+fn write_block(x: &[f32], scales: [u32; 16], d: f32, mut codes: [u32; 256], block: &mut [u8]) {
+    block[96..108].fill(0);
+    for (sub, &scale) in scales.iter().enumerate() {
+        block[96 + sub % 8] |= (scale as u8 & 0xf) << (sub / 8 * 4);
+        block[104 + sub % 4] |= (scale as u8) >> 4 << (sub / 4 * 2);
+    }
+    field::write_f16(block, 108, d);
+    let d = field::read_f16(block, 108);
+    for (sub, (x, codes)) in x.chunks_exact(16).zip(codes.chunks_exact_mut(16)).enumerate() {
+        fit::recode(x, d * sub_scale(&block[96..108], sub) as f32, 0.0, -4, 7, codes);
+    }
+    q2_k::pack_codes(&codes, &mut block[32..96]);
+    for (l, byte) in block[..32].iter_mut().enumerate() {
+        *byte = (0..8).fold(0, |byte, i| byte | ((codes[l + 32 * i] >> 2 & 1) << i) as u8);
     }
 }

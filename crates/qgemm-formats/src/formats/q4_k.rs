@@ -97,6 +97,40 @@ fn quantize_blocks(values: &[f32], out: &mut [u8]) {
     }
 }
 
+/// Quantizes a row by the importance of its columns.
+pub(crate) fn quantize_by_importance(values: &[f32], importance: &[f32], out: &mut [u8]) {
+    let blocks = values.chunks_exact(256).zip(importance.chunks_exact(256)).zip(out.chunks_exact_mut(144));
+    for ((x, importance), block) in blocks {
+        let codes = codes_by_importance(&AffineSearch::by_importance(15), x, importance, &mut block[..16]);
+        pack_nibbles(&codes, &mut block[16..]);
+    }
+}
+
+/// [`quantize_codes`] by the importance of the columns.
+pub(super) fn codes_by_importance(
+    search: &AffineSearch,
+    x: &[f32],
+    importance: &[f32],
+    header: &mut [u8],
+) -> [u32; 256] {
+    let variance = 2.0 * fit::energy(x) / 256.0;
+    let mut codes = [0; 256];
+    let (mut scales, mut mins, mut totals) = ([0.0; 8], [0.0; 8], [0.0; 8]);
+    let subs = x.chunks_exact(32).zip(importance.chunks_exact(32)).zip(codes.chunks_exact_mut(32));
+    for (sub, ((x, importance), codes)) in subs.enumerate() {
+        let weights: [f32; 32] = fit::weigh(x, importance, variance);
+        totals[sub] = fit::total(&weights);
+        (scales[sub], mins[sub]) = search.fit(x, &weights, codes);
+    }
+    let [scales, mins] = [&scales, &mins].map(|numbers| {
+        let mut coded = [0; 8];
+        let unit = fit::positive(numbers, &totals, 63, &mut coded);
+        (coded.map(|code| code.min(63)), unit)
+    });
+    write_scales(x, scales, mins, search.max_code, header, &mut codes);
+    codes
+}
+
 /// Quantizes 256 values to codes and the 16 scale bytes at
 /// the start of a Q4_K or Q5_K block.
 ///
@@ -110,17 +144,28 @@ pub(super) fn quantize_codes(search: &AffineSearch, x: &[f32], header: &mut [u8]
         let weights: [f32; 32] = std::array::from_fn(|i| rms + x[i].abs());
         (scales[sub], mins[sub]) = search.fit(x, &weights, codes);
     }
-    let (scales, d) = sixty_thirds(&scales);
-    let (mins, dmin) = sixty_thirds(&mins);
+    write_scales(x, sixty_thirds(&scales), sixty_thirds(&mins), search.max_code, header, &mut codes);
+    codes
+}
+
+/// Writes 6-bit scales and minima with their units, and
+/// requantizes the codes of non-zero scales by them.
+fn write_scales(
+    x: &[f32],
+    (scales, d): ([u8; 8], f32),
+    (mins, dmin): ([u8; 8], f32),
+    max_code: i32,
+    header: &mut [u8],
+    codes: &mut [u32],
+) {
     field::write_f16(header, 0, d);
     field::write_f16(header, 2, dmin);
     scale_min::pack(&scales, &mins, &mut header[4..16]);
     let (d, dmin) = (field::read_f16(header, 0), field::read_f16(header, 2));
     for (sub, (x, codes)) in x.chunks_exact(32).zip(codes.chunks_exact_mut(32)).enumerate() {
         let (scale, min) = (d * f32::from(scales[sub]), dmin * f32::from(mins[sub]));
-        fit::recode(x, scale, min, 0, search.max_code, codes);
+        fit::recode(x, scale, min, 0, max_code, codes);
     }
-    codes
 }
 
 /// Eight numbers in units of a 63rd of their

@@ -1,7 +1,7 @@
 //! Q5_0: 32 values in 22 bytes, `d · (q − 16)`. One word before the nibbles holds
 //! the fifth bits.
 
-use super::{field, nibbles};
+use super::{field, fit, nibbles};
 use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
 use crate::sub_scale::{Minimum, SubScales};
 
@@ -51,6 +51,19 @@ fn quantize_blocks(values: &[f32], out: &mut [u8]) {
         let inverse = field::inverse(d);
         field::write_f16(block, 0, d);
         let codes: [u32; 32] = std::array::from_fn(|j| (field::truncate(x[j] * inverse + 16.5) as i8).min(31) as u32);
+        nibbles::pack_fifth(&codes, &mut block[2..6]);
+        nibbles::pack(&codes, &mut block[6..]);
+    }
+}
+
+/// Quantizes a row by the importance of its columns.
+pub(crate) fn quantize_by_importance(values: &[f32], importance: &[f32], out: &mut [u8]) {
+    let variance = fit::energy(values) / values.len() as f32;
+    let blocks = values.chunks_exact(32).zip(importance.chunks_exact(32)).zip(out.chunks_exact_mut(22));
+    for ((x, importance), block) in blocks {
+        let weights: [f32; 32] = fit::weigh(x, importance, variance);
+        let mut codes = [0; 32];
+        field::write_f16(block, 0, fit::symmetric(x, &weights, 16, &mut codes));
         nibbles::pack_fifth(&codes, &mut block[2..6]);
         nibbles::pack(&codes, &mut block[6..]);
     }

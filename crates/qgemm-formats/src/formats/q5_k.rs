@@ -57,9 +57,22 @@ const SEARCH: AffineSearch = AffineSearch { max_code: 31, first: -0.5, step: 0.1
 fn quantize_blocks(values: &[f32], out: &mut [u8]) {
     for (x, block) in values.chunks_exact(256).zip(out.chunks_exact_mut(176)) {
         let codes = q4_k::quantize_codes(&SEARCH, x, &mut block[..16]);
-        for (l, byte) in block[16..48].iter_mut().enumerate() {
-            *byte = (0..8).fold(0, |byte, i| byte | ((codes[l + 32 * i] >> 4 & 1) << i) as u8);
-        }
-        q4_k::pack_nibbles(&codes, &mut block[48..]);
+        pack_codes(&codes, block);
     }
+}
+
+/// Quantizes a row by the importance of its columns.
+pub(crate) fn quantize_by_importance(values: &[f32], importance: &[f32], out: &mut [u8]) {
+    let blocks = values.chunks_exact(256).zip(importance.chunks_exact(256)).zip(out.chunks_exact_mut(176));
+    for ((x, importance), block) in blocks {
+        let codes = q4_k::codes_by_importance(&AffineSearch::by_importance(31), x, importance, &mut block[..16]);
+        pack_codes(&codes, block);
+    }
+}
+
+fn pack_codes(codes: &[u32; 256], block: &mut [u8]) {
+    for (l, byte) in block[16..48].iter_mut().enumerate() {
+        *byte = (0..8).fold(0, |byte, i| byte | ((codes[l + 32 * i] >> 4 & 1) << i) as u8);
+    }
+    q4_k::pack_nibbles(codes, &mut block[48..]);
 }

@@ -80,27 +80,39 @@ fn dequantize_block(block: &[u8], out: &mut [f32]) {
 
 fn quantize_blocks(values: &[f32], out: &mut [u8]) {
     for (x, block) in values.chunks_exact(256).zip(out.chunks_exact_mut(210)) {
-        let mut codes = [0; 256];
-        let mut scales = [0.0; 16];
-        for (sub, (x, codes)) in x.chunks_exact(16).zip(codes.chunks_exact_mut(16)).enumerate() {
-            scales[sub] = fit::symmetric(x, 32, codes);
-        }
-        // The signed scale of largest magnitude maps to −128.
-        let extreme = field::extreme(&scales);
-        if extreme.abs() < fit::ZERO {
-            block.fill(0);
-            continue;
-        }
-        let inverse = -128.0 / extreme;
-        field::write_f16(block, 208, 1.0 / inverse);
-        let d = field::read_f16(block, 208);
-        for (sub, (x, codes)) in x.chunks_exact(16).zip(codes.chunks_exact_mut(16)).enumerate() {
-            let scale = fit::nearest(inverse * scales[sub]).min(127) as i8;
-            block[192 + sub] = scale as u8;
-            fit::recode(x, d * f32::from(scale), 0.0, -32, 63, codes);
-        }
-        pack_codes(&codes, block);
+        quantize_block(x, &fit::squares::<256>(x), block);
     }
+}
+
+/// Quantizes a row by the importance of its columns.
+pub(crate) fn quantize_by_importance(values: &[f32], importance: &[f32], out: &mut [u8]) {
+    let blocks = values.chunks_exact(256).zip(importance.chunks_exact(256)).zip(out.chunks_exact_mut(210));
+    // Unlike in other formats, values do not add to their weight.
+    blocks.for_each(|((x, importance), block)| quantize_block(x, importance, block));
+}
+
+fn quantize_block(x: &[f32], weights: &[f32], block: &mut [u8]) {
+    let mut codes = [0; 256];
+    let mut scales = [0.0; 16];
+    let subs = x.chunks_exact(16).zip(weights.chunks_exact(16)).zip(codes.chunks_exact_mut(16));
+    for (scale, ((x, weights), codes)) in scales.iter_mut().zip(subs) {
+        *scale = fit::symmetric(x, weights, 32, codes);
+    }
+    // The signed scale of largest magnitude maps to −128.
+    let extreme = field::extreme(&scales);
+    if extreme.abs() < fit::ZERO {
+        block.fill(0);
+        return;
+    }
+    let inverse = -128.0 / extreme;
+    field::write_f16(block, 208, 1.0 / inverse);
+    let d = field::read_f16(block, 208);
+    for (sub, (x, codes)) in x.chunks_exact(16).zip(codes.chunks_exact_mut(16)).enumerate() {
+        let scale = fit::nearest(inverse * scales[sub]).min(127) as i8;
+        block[192 + sub] = scale as u8;
+        fit::recode(x, d * f32::from(scale), 0.0, -32, 63, codes);
+    }
+    pack_codes(&codes, block);
 }
 
 fn pack_codes(codes: &[u32], block: &mut [u8]) {

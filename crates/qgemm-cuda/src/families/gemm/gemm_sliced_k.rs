@@ -101,8 +101,9 @@ const NESTED_16: [Division; 4] =
 const NESTED_MANY_ROWS_TILES: [Tile; 2] =
     [tile(8, &[division(2, 1, 4, 3)], (277, 855)), tile(16, &[division(4, 2, 2, 2)], (318, 900))];
 
-/// For nested scales beside a table of operands, whose 32 KiB two CTAs of
-/// an SM would each have. Few large CTAs are faster, but for few rows.
+/// For nested scales beside a table of operands. Two
+/// CTAs of an SM would each have its 32 KiB, so large
+/// ones are faster.
 const NESTED_LOOKUP_TILES: [Tile; 2] =
     [tile(8, &[division(4, 2, 4, 1)], (277, 855)), tile(16, &[division(2, 2, 2, 2)], (280, 800))];
 const NESTED_LOOKUP_MANY_ROWS_TILES: [Tile; 2] =

@@ -169,18 +169,36 @@ impl GgufHeader {
     /// # Errors
     /// [`FormatError::WriteFailed`] when `out` fails.
     pub fn write<W: Write>(self, out: W) -> Result<GgufWriter<W>, FormatError> {
-        let mut writer = GgufWriter { out, alignment: self.alignment, sizes: self.sizes, next: 0 };
-        let mut start = Vec::new();
-        start.extend(MAGIC);
-        start.extend(VERSION.to_le_bytes());
-        start.extend((writer.sizes.len() as u64).to_le_bytes());
-        start.extend((self.keys.len() as u64).to_le_bytes());
-        let length = start.len() + self.metadata.len() + self.descriptions.len();
-        for part in [&start, &self.metadata, &self.descriptions] {
-            writer.put(part)?;
-        }
-        writer.pad(length)?;
+        let header = self.encode();
+        let mut writer = self.resume(out, 0);
+        writer.put(&header)?;
         Ok(writer)
+    }
+
+    /// Bytes of the header, with the padding before the first tensor.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        bytes.extend(MAGIC);
+        bytes.extend(VERSION.to_le_bytes());
+        bytes.extend((self.sizes.len() as u64).to_le_bytes());
+        bytes.extend((self.keys.len() as u64).to_le_bytes());
+        bytes.extend(&self.metadata);
+        bytes.extend(&self.descriptions);
+        bytes.resize(bytes.len().next_multiple_of(self.alignment), 0);
+        bytes
+    }
+
+    /// Length of the file's data after its first `tensors` tensors,
+    /// padding included. The header comes before.
+    pub fn data_len(&self, tensors: usize) -> usize {
+        let sizes = self.sizes.iter().take(tensors);
+        sizes.map(|(_, size)| size.next_multiple_of(self.alignment)).sum()
+    }
+
+    /// Writer for a file that already has its header and first `tensors`
+    /// tensors. `out` is at its end.
+    pub fn resume<W: Write>(self, out: W, tensors: usize) -> GgufWriter<W> {
+        GgufWriter { out, alignment: self.alignment, sizes: self.sizes, next: tensors }
     }
 }
 

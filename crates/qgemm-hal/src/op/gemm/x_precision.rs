@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use qgemm_formats::DType;
+use qgemm_formats::{DType, XFormat};
 
 use crate::error::HalError;
 
@@ -111,9 +111,9 @@ impl XPrecision {
             XPrecision::Int8Token => "int8_token",
             XPrecision::E4M3 => "e4m3",
             XPrecision::E4M3Token => "e4m3_token",
-            XPrecision::MxFp8 => "mxfp8",
-            XPrecision::MxFp4 => "mxfp4",
-            XPrecision::NvFp4 => "nvfp4",
+            XPrecision::MxFp8 => XFormat::MxFp8.name(),
+            XPrecision::MxFp4 => XFormat::MxFp4.name(),
+            XPrecision::NvFp4 => XFormat::NvFp4.name(),
         }
     }
 
