@@ -26,7 +26,8 @@ struct OperandTable {
     // Pair `pair` of quad `quad`, from the table at the begin of
     // shared memory.
     QG_DEVICE u32 pair(const KTile& kt, u32 quad, u32 pair) {
-        // Bytes `pair` and `pair` + 2 have the pair's codes, 16-fold.
+        // Bytes `pair` and `pair` + 2 have the
+        // pair's codes, 16-fold.
         // A row of the table has 128 bytes.
         const u32 factors = 8u << 8 * pair | 8u * CODES << 8 * (pair + 2);
         const u32 address = dp4a_unsigned(lifted_codes(kt, quad), factors, lane_copy());

@@ -1,12 +1,9 @@
 //! Q4_1: 32 values in 20 bytes, `d · q + m`. Nibble
 //! order is that of Q4_0.
 
-<<<<<<< HEAD
 use half::f16;
 
-=======
 use super::fit::{self, AffineSearch};
->>>>>>> h-quantize
 use super::{field, nibbles};
 use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
 use crate::sub_scale::{Minimum, SubScales};

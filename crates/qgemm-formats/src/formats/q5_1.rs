@@ -1,12 +1,9 @@
 //! Q5_1: 32 values in 24 bytes, `d · q + m`. One word before the nibbles holds the
 //! fifth bits.
 
-<<<<<<< HEAD
 use half::f16;
 
-=======
 use super::fit::{self, AffineSearch};
->>>>>>> h-quantize
 use super::{field, nibbles};
 use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
 use crate::sub_scale::{Minimum, SubScales};

@@ -143,7 +143,8 @@ fn listed(types: &Types, beside: Beside, fits_registers: FitsRegisters<'_>) -> V
             |division: &Division| tile.with_longest_rings(types, division, beside, fewest_stages(types, division));
         tile.divisions.iter().filter_map(divided).find(fits_registers)
     };
-    // Smaller chips than Hopper have no room for a CTA of so many warps.
+    // Only Hopper's chips have room for
+    // CTAs of so many warps.
     let has_large_table = beside == Beside::XRingsAndOperands
         && types.variant == Variant::Sm90
         && common::operand_table_bytes(types) >= LARGE_TABLE;
