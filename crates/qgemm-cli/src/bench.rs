@@ -6,6 +6,7 @@ mod cliffs;
 mod generation;
 mod grid;
 mod language_model;
+pub mod roof;
 pub mod subject;
 mod sweep;
 mod timeline;
@@ -15,26 +16,29 @@ mod tokens;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{bail, ensure};
 use clap::ValueEnum;
 use qgemm_api::{
-    Activation, Context, DType, DeviceKind, FactorFormat, KvFormat, MatmulLayout, NormKind, Profile, Tuned, XFormat,
-    XPrecision,
+    Activation, Context, DType, DeviceKind, FactorFormat, HostWeight, KvFormat, MatmulLayout, NormKind, Profile, Tuned,
+    Weight, XFormat, XPrecision,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::choice::{self, FormatChoice, Sizes};
+use crate::contention::{self, Cores};
 use crate::holds::Holds;
 use crate::measured;
 use crate::opening::Opening;
 use crate::operations::experts::Form;
 use crate::operations::{Op, gemm};
-use crate::out;
+use crate::out::{self, Printing};
 use crate::progress::Progress;
+use crate::provenance::Provenance;
 use crate::table::{Column, Row, Table, numbers, words};
 use crate::whole_file::{Existing, WholeFile};
 use baseline::Baseline;
 use language_model::ModelArgs;
+use roof::{AboveRoof, HOST_BYTES, read_bandwidth, share_text};
 use timing::Timing;
 use tokens::Tokens;
 
@@ -215,6 +219,9 @@ pub struct Args {
     pub profile: Option<Option<PathBuf>>,
 }
 
+/// Spread of samples that is worth a remark.
+const UNSTEADY: f64 = 0.25;
+
 /// One measurement.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct BenchRow {
@@ -242,6 +249,15 @@ pub struct BenchRow {
     pub flops: f64,
     /// Share of the device's read bandwidth.
     pub bandwidth_share: f64,
+    /// Why the share exceeds 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub above_roof: Option<AboveRoof>,
+    /// Range of nine tenths of the samples, relative to the median.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spread: Option<f64>,
+    /// Other work during the measurement, in words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub contention: Option<String>,
     /// Copies of the weight that launches rotate through.
     pub copies: usize,
     /// Whether launches were replayed from a CUDA graph.
@@ -255,14 +271,17 @@ pub struct BenchRow {
     /// Whether the slowdown exceeds the noise.
     #[serde(default)]
     pub regressed: bool,
+    #[serde(flatten)]
+    pub provenance: Provenance,
 }
 
 impl BenchRow {
     /// Row of launches that move `bytes` each, without names and
     /// arithmetic. `bandwidth` is the device's read bandwidth.
     pub fn timed(ctx: &Context, timing: Timing, bytes: f64, bandwidth: f64, copies: usize) -> Self {
-        let Timing { median, noise, graph, profile } = timing;
+        let Timing { median, noise, spread, graph, profile } = timing;
         let bytes_per_second = bytes / median;
+        let share = bytes_per_second / bandwidth;
         Self {
             device: ctx.info().name.clone(),
             shape: String::new(),
@@ -275,13 +294,36 @@ impl BenchRow {
             noise,
             bytes_per_second,
             flops: 0.0,
-            bandwidth_share: bytes_per_second / bandwidth,
+            bandwidth_share: share,
+            above_roof: AboveRoof::of(ctx, share, bytes * copies as f64),
+            spread: Some(spread),
+            contention: None,
             copies,
             graph,
             profile: Some(profile),
             slower: None,
             regressed: false,
+            provenance: Provenance::now(ctx.info()),
         }
+    }
+
+    /// Compares with another read bandwidth.
+    fn judge_share(&mut self, ctx: &Context, bandwidth: f64) {
+        self.bandwidth_share = self.bytes_per_second / bandwidth;
+        let bytes = self.bytes_per_second * self.microseconds * 1e-6;
+        self.above_roof = AboveRoof::of(ctx, self.bandwidth_share, bytes * self.copies as f64);
+    }
+
+    /// What a reader must know of the measurement, in words.
+    fn remarks(&self) -> String {
+        let against = self.slower.map(|slower| {
+            let mark = if self.regressed { "  REGRESSION" } else { "" };
+            format!("{:+.1}% against baseline{mark}", slower * 100.0)
+        });
+        let spread = self.spread.filter(|spread| *spread > UNSTEADY);
+        let unsteady = spread.map(|spread| format!("unsteady: samples spread by {:.0} %", spread * 100.0));
+        let remarks = [against, unsteady, self.contention.clone()];
+        remarks.into_iter().flatten().collect::<Vec<_>>().join("; ")
     }
 }
 
@@ -294,17 +336,13 @@ impl Row for BenchRow {
         numbers("noise", 6),
         numbers("GB/s", 8),
         numbers("TFLOP/s", 8),
-        numbers("of read", 7),
+        numbers("of read", 8),
         numbers("copies", 6),
-        words("against baseline", 0),
+        words("remarks", 0),
     ];
 
     fn cells(&self) -> Vec<String> {
         let percent = |share: f64| format!("{:.1}%", share * 100.0);
-        let against = self.slower.map(|slower| {
-            let mark = if self.regressed { "  REGRESSION" } else { "" };
-            format!("{:+.1}%{mark}", slower * 100.0)
-        });
         vec![
             self.shape.clone(),
             self.format.clone(),
@@ -316,9 +354,9 @@ impl Row for BenchRow {
             percent(self.noise),
             format!("{:.1}", self.bytes_per_second / 1e9),
             if self.flops > 0.0 { format!("{:.3}", self.flops / 1e12) } else { "-".to_owned() },
-            percent(self.bandwidth_share),
+            share_text(self.bandwidth_share, self.above_roof),
             self.copies.to_string(),
-            against.unwrap_or_default(),
+            self.remarks(),
         ]
     }
 }
@@ -328,18 +366,18 @@ impl Row for BenchRow {
 /// # Errors
 /// When the device, the model or a file fails, or no kernel
 /// supports a shape.
-pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
+pub fn run(args: &Args, printing: Printing) -> anyhow::Result<Holds> {
     let mut ctx = Context::open(&args.device)?;
     if let (Some(model), None) = (&args.model, args.op) {
         args.check_whole_model()?;
         let tuned = args.tuned.as_deref().map_or(Ok(Tuned::Auto), choice::tuned)?;
-        return language_model::run(&ctx.with_tuned(tuned), args, model, json);
+        return language_model::run(&ctx.with_tuned(tuned), args, model, printing);
     }
     if let Some(path) = &args.tuned {
         ctx = ctx.with_tuned(choice::tuned(path)?);
     }
     if let Some(problems) = args.grid {
-        return grid::run(&ctx, problems, args.budget, args.largest << 20, json);
+        return grid::run(&ctx, problems, args.budget, args.largest << 20, printing.json("bench --grid")?);
     }
     args.check()?;
     let baseline = args.baseline.as_deref().map(Baseline::read).transpose()?;
@@ -349,18 +387,27 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
     args.save_tuned.as_ref().map(begin).transpose()?;
     let trace = args.trace()?;
     if let Some(Tokens(tokens)) = &args.sweep_m {
-        return sweep::run(&ctx, args, tokens, &gemm::subjects(args)?, json);
+        return sweep::run(&ctx, args, tokens, &gemm::subjects(args)?, printing);
     }
     let work = args.op().work(args)?;
-    let bandwidth = read_bandwidth(&ctx)?;
-    if !json {
-        out::line(&format!("{} ({}), reads {:.1} GB/s", ctx.info().name, ctx.info().id, bandwidth / 1e9))?;
-    }
     let progress = Progress::new(work.len() as u64, "measuring");
-    let mut table = Table::new(json);
+    progress.say("the read bandwidth".into());
+    let mut bandwidth = read_bandwidth(&ctx)?;
+    if printing.is_text() {
+        let reads = format!("{} ({}), reads {:.1} GB/s", ctx.info().name, ctx.info().id, bandwidth / 1e9);
+        progress.print(&reads)?;
+    }
+    let mut table = Table::new(printing);
     for work in &work {
         progress.say(work.to_string());
+        let before = Cores::now();
         let mut row = work.measure(&ctx, args, bandwidth)?;
+        row.contention = before.and_then(|before| before.others_since());
+        if row.above_roof == Some(AboveRoof::RoofTooLow) {
+            // Other work may have slowed the measurement of the roof.
+            bandwidth = bandwidth.max(read_bandwidth(&ctx)?);
+            row.judge_share(&ctx, bandwidth);
+        }
         if let Some(baseline) = &baseline {
             baseline.judge(&mut row);
         }
@@ -370,10 +417,14 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
         table.push(row, &progress)?;
         progress.step(1);
     }
+    let busy = gpu_contention(&ctx);
     drop(progress);
     let rows = table.finish()?;
+    if printing.is_text() {
+        busy.iter().try_for_each(|text| out::line(text))?;
+    }
     let profile = Profile::joined(rows.iter().filter_map(|row| row.profile.as_ref()));
-    if let (Some(profile), false) = (&profile, json) {
+    if let (Some(profile), true) = (&profile, printing.is_text()) {
         out::line(&format!("\n{profile}"))?;
     }
     if let (Some(profile), Some(file)) = (&profile, trace) {
@@ -383,7 +434,7 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
         baseline::save(file, &rows)?;
     }
     let regressions = rows.iter().filter(|row| row.regressed).count();
-    if baseline.is_some() && !json {
+    if baseline.is_some() && printing.is_text() {
         let missing = rows.iter().filter(|row| row.slower.is_none()).count();
         out::line(&format!("{regressions} regressions beyond the noise; {missing} results have no baseline"))?;
     }
@@ -480,9 +531,31 @@ impl Args {
     }
 }
 
-/// Least bytes that a CPU rotates through. Its last-level cache
-/// may be shared, and reported in part.
-const HOST_BYTES: usize = 1 << 30;
+/// What slows a CUDA device down after a measurement, in words.
+fn gpu_contention(ctx: &Context) -> Vec<String> {
+    if ctx.info().id.kind != DeviceKind::Cuda {
+        return Vec::new();
+    }
+    // `nvidia-smi` numbers devices differently.
+    let same = contention::gpus().into_iter().filter(|gpu| gpu.name == ctx.info().name);
+    same.filter_map(|gpu| gpu.contention()).collect()
+}
+
+/// Copies of a weight that no cache holds together.
+///
+/// # Errors
+/// When memory runs out, or the device fails.
+pub fn rotated(ctx: &Context, host: &HostWeight) -> anyhow::Result<Vec<Weight>> {
+    let first = ctx.load(host)?;
+    let count = copies(ctx, first.bytes());
+    // Packed once: packing every copy takes longer than measuring.
+    let packed = ctx.download_packed(&first)?;
+    let mut weights = vec![first];
+    while weights.len() < count {
+        weights.push(ctx.load_packed(&packed)?);
+    }
+    Ok(weights)
+}
 
 /// Number of copies of a weight such that none is still in the
 /// last-level cache when it is used again.
@@ -507,18 +580,4 @@ pub fn copies_of_part(ctx: &Context, part: usize, bytes: usize) -> usize {
     let host_bytes = if is_cpu { HOST_BYTES as u64 } else { 0 };
     let beyond_cache = (CACHES * ctx.info().cache_bytes).max(host_bytes).div_ceil(part);
     beyond_cache.min(in_memory).clamp(FEWEST, MOST) as usize
-}
-
-/// Read bandwidth in bytes per second: measured if possible,
-/// otherwise as the device reports it.
-fn read_bandwidth(ctx: &Context) -> anyhow::Result<f64> {
-    const PROBE_BYTES: usize = 2 << 30;
-    match ctx.info().id.kind {
-        DeviceKind::Cuda => Ok(qgemm_api::cuda::read_bandwidth(&**ctx.device(), PROBE_BYTES)?),
-        DeviceKind::Cpu => {
-            let measured = qgemm_api::cpu::read_bandwidth(ctx.info().units as usize, HOST_BYTES);
-            measured.context("no memory to measure the read bandwidth with")
-        }
-        _ => Ok(ctx.info().bandwidth),
-    }
 }

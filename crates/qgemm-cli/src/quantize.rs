@@ -14,6 +14,7 @@ use serde::Serialize;
 
 use crate::holds::Holds;
 use crate::opening::Opening;
+use crate::out::Printing;
 use crate::progress::Progress;
 use crate::table::{Column, Row, Table, numbers, words};
 use crate::whole_file::{Existing, WholeFile};
@@ -80,7 +81,7 @@ impl Row for QuantizedRow {
 /// # Errors
 /// When the input is not a readable model, GGUF lacks the format,
 /// or writing fails. The output file is then unchanged.
-pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
+pub fn run(args: &Args, printing: Printing) -> anyhow::Result<Holds> {
     for file in model_files(&args.input)? {
         ensure!(!is_same_file(&file, &args.output), "{} is the model that is read", args.output.display());
     }
@@ -97,7 +98,7 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
         target.announce(&mut header).with_context(|| target.info.name.clone())?;
     }
     let writer = BufWriter::new(output.file());
-    write(&model, header, &targets, (writer, &args.output), json)?;
+    write(&model, header, &targets, (writer, &args.output), printing)?;
     output.finish()?;
     Ok(Holds::Yes)
 }
@@ -265,12 +266,12 @@ fn write(
     header: GgufHeader,
     targets: &[Target<'_>],
     (to, path): (impl Write, &Path),
-    json: bool,
+    printing: Printing,
 ) -> anyhow::Result<()> {
     let failed = || path.display().to_string();
     let mut writer = header.write(to).with_context(failed)?;
     let progress = Progress::new(targets.iter().map(|t| t.info.bytes as u64).sum(), "quantizing");
-    let mut table = Table::new(json);
+    let mut table = Table::new(printing);
     for target in targets {
         let name = &target.info.name;
         progress.say(name.clone());

@@ -7,6 +7,8 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use crate::bench::roof::AboveRoof;
+use crate::provenance::Provenance;
 use crate::{measured, text_file};
 
 /// Reads a JSON file.
@@ -26,6 +28,9 @@ pub struct CasePoint {
     pub limit: Option<f64>,
     pub verdict: String,
     pub detail: Option<String>,
+    pub device: Option<String>,
+    #[serde(flatten)]
+    pub provenance: Provenance,
 }
 
 /// The cases in a file, with or without counters.
@@ -60,6 +65,9 @@ pub struct SweepPoint {
     #[serde(deserialize_with = "measured::time")]
     pub estimated_microseconds: f64,
     pub planned: bool,
+    pub device: Option<String>,
+    #[serde(flatten)]
+    pub provenance: Provenance,
 }
 
 /// A row of `qgemm bench --save`.
@@ -75,6 +83,10 @@ pub struct BenchPoint {
     pub noise: f64,
     #[serde(deserialize_with = "measured::share")]
     pub bandwidth_share: f64,
+    pub above_roof: Option<AboveRoof>,
+    pub contention: Option<String>,
+    #[serde(flatten)]
+    pub provenance: Provenance,
 }
 
 /// A file of `benches/results`.
@@ -98,6 +110,10 @@ pub struct ResultsTable {
 pub struct Run {
     pub by: String,
     pub name: Option<String>,
+    pub date: Option<String>,
+    pub commit: Option<String>,
+    pub version: Option<String>,
+    pub command: Option<String>,
     #[serde(default)]
     pub hidden: bool,
     pub rows: Vec<ResultRow>,
