@@ -1,5 +1,5 @@
-//! States the commit of the sources: `QGEMM_COMMIT`, such as `1a2b3c4d`,
-//! with `+` if files have changed since. Without Git it is not set.
+//! States version and commit of the sources: `QGEMM_VERSION`, such as
+//! `0.1.0 (1a2b3c4d)`, with `+` if files have changed since.
 
 use std::process::Command;
 
@@ -9,11 +9,17 @@ fn main() {
     if let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"]) {
         println!("cargo:rerun-if-changed={log}");
     }
-    // A checkout of another project may contain a package of this one.
-    let is_ours = git(&["ls-files", "--error-unmatch", "build.rs"]).is_some();
-    let Some(commit) = git(&["rev-parse", "--short=8", "HEAD"]).filter(|_| is_ours) else { return };
-    let changed = git(&["status", "--porcelain", "--untracked-files=no", "--", ".."]).is_some_and(|files| !files.is_empty());
-    println!("cargo:rustc-env=QGEMM_COMMIT={commit}{}", if changed { "+" } else { "" });
+    let version = env!("CARGO_PKG_VERSION");
+    let version = commit().map_or_else(|| version.to_owned(), |commit| format!("{version} ({commit})"));
+    println!("cargo:rustc-env=QGEMM_VERSION={version}");
+}
+
+/// The commit, if the sources are in a checkout of their own project.
+fn commit() -> Option<String> {
+    git(&["ls-files", "--error-unmatch", "build.rs"])?;
+    let commit = git(&["rev-parse", "--short=8", "HEAD"])?;
+    let changed = git(&["status", "--porcelain", "--untracked-files=no", "--", ".."])?;
+    Some(if changed.is_empty() { commit } else { commit + "+" })
 }
 
 /// Output of a Git command that succeeds.

@@ -3,10 +3,12 @@
 
 pub mod baseline;
 mod cliffs;
+mod copies;
 mod generation;
 mod grid;
 mod language_model;
 pub mod roof;
+mod row;
 pub mod subject;
 mod sweep;
 mod timeline;
@@ -19,27 +21,25 @@ use std::path::PathBuf;
 use anyhow::{bail, ensure};
 use clap::ValueEnum;
 use qgemm_api::{
-    Activation, Context, DType, DeviceKind, FactorFormat, HostWeight, KvFormat, MatmulLayout, NormKind, Profile, Tuned,
-    Weight, XFormat, XPrecision,
+    Activation, Context, DType, DeviceKind, FactorFormat, KvFormat, MatmulLayout, NormKind, Profile, Tuned, XFormat,
+    XPrecision,
 };
-use serde::{Deserialize, Serialize};
 
 use crate::choice::{self, FormatChoice, Sizes};
 use crate::contention::{self, Cores};
 use crate::holds::Holds;
-use crate::measured;
 use crate::opening::Opening;
 use crate::operations::experts::Form;
 use crate::operations::{Op, gemm};
 use crate::out::{self, Printing};
 use crate::progress::Progress;
-use crate::provenance::Provenance;
-use crate::table::{Column, Row, Table, numbers, words};
+use crate::table::Table;
 use crate::whole_file::{Existing, WholeFile};
 use baseline::Baseline;
+pub use copies::{copies, copies_of_part, rotated};
 use language_model::ModelArgs;
-use roof::{AboveRoof, HOST_BYTES, read_bandwidth, share_text};
-use timing::Timing;
+use roof::{AboveRoof, read_bandwidth};
+pub use row::BenchRow;
 use tokens::Tokens;
 
 /// Options of the command.
@@ -217,148 +217,6 @@ pub struct Args {
     /// kernels of a decode step in their places (CUDA, needs CUPTI).
     #[arg(long, value_name = "FILE", num_args = 0..=1, conflicts_with_all = ["sweep_m"])]
     pub profile: Option<Option<PathBuf>>,
-}
-
-/// Spread of samples that is worth a remark.
-const UNSTEADY: f64 = 0.25;
-
-/// One measurement.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct BenchRow {
-    pub device: String,
-    pub shape: String,
-    pub format: String,
-    pub x_dtype: String,
-    pub kernel: String,
-    /// Identity of the kernel.
-    #[serde(default)]
-    pub kernel_id: Option<String>,
-    /// Matrix instructions that the kernel leaves unused, though
-    /// FMA bounds it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub unused_math: Option<String>,
-    /// Median time of a launch.
-    #[serde(deserialize_with = "measured::time")]
-    pub microseconds: f64,
-    /// Half the interquartile range, relative to the median.
-    #[serde(deserialize_with = "measured::share")]
-    pub noise: f64,
-    /// Minimum traffic over time.
-    pub bytes_per_second: f64,
-    /// Operations (two per multiply-add) over time.
-    pub flops: f64,
-    /// Share of the device's read bandwidth.
-    pub bandwidth_share: f64,
-    /// Why the share exceeds 1.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub above_roof: Option<AboveRoof>,
-    /// Range of nine tenths of the samples, relative to the median.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub spread: Option<f64>,
-    /// Other work during the measurement, in words.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub contention: Option<String>,
-    /// Copies of the weight that launches rotate through.
-    pub copies: usize,
-    /// Whether launches were replayed from a CUDA graph.
-    pub graph: bool,
-    /// Times of a launch's kernels, in order; only with `--profile`.
-    #[serde(skip_deserializing, default, skip_serializing_if = "Option::is_none")]
-    pub profile: Option<Profile>,
-    /// Slowdown relative to the baseline: 0.1 is 10 % slower.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub slower: Option<f64>,
-    /// Whether the slowdown exceeds the noise.
-    #[serde(default)]
-    pub regressed: bool,
-    #[serde(flatten)]
-    pub provenance: Provenance,
-}
-
-impl BenchRow {
-    /// Row of launches that move `bytes` each, without names and
-    /// arithmetic. `bandwidth` is the device's read bandwidth.
-    pub fn timed(ctx: &Context, timing: Timing, bytes: f64, bandwidth: f64, copies: usize) -> Self {
-        let Timing { median, noise, spread, graph, profile } = timing;
-        let bytes_per_second = bytes / median;
-        let share = bytes_per_second / bandwidth;
-        Self {
-            device: ctx.info().name.clone(),
-            shape: String::new(),
-            format: String::new(),
-            x_dtype: String::new(),
-            kernel: String::new(),
-            kernel_id: None,
-            unused_math: None,
-            microseconds: median * 1e6,
-            noise,
-            bytes_per_second,
-            flops: 0.0,
-            bandwidth_share: share,
-            above_roof: AboveRoof::of(ctx, share, bytes * copies as f64),
-            spread: Some(spread),
-            contention: None,
-            copies,
-            graph,
-            profile: Some(profile),
-            slower: None,
-            regressed: false,
-            provenance: Provenance::now(ctx.info()),
-        }
-    }
-
-    /// Compares with another read bandwidth.
-    fn judge_share(&mut self, ctx: &Context, bandwidth: f64) {
-        self.bandwidth_share = self.bytes_per_second / bandwidth;
-        let bytes = self.bytes_per_second * self.microseconds * 1e-6;
-        self.above_roof = AboveRoof::of(ctx, self.bandwidth_share, bytes * self.copies as f64);
-    }
-
-    /// What a reader must know of the measurement, in words.
-    fn remarks(&self) -> String {
-        let against = self.slower.map(|slower| {
-            let mark = if self.regressed { "  REGRESSION" } else { "" };
-            format!("{:+.1}% against baseline{mark}", slower * 100.0)
-        });
-        let spread = self.spread.filter(|spread| *spread > UNSTEADY);
-        let unsteady = spread.map(|spread| format!("unsteady: samples spread by {:.0} %", spread * 100.0));
-        let remarks = [against, unsteady, self.contention.clone()];
-        remarks.into_iter().flatten().collect::<Vec<_>>().join("; ")
-    }
-}
-
-impl Row for BenchRow {
-    const COLUMNS: &'static [Column] = &[
-        words("shape", 18),
-        words("format", 18),
-        words("kernel", 32),
-        numbers("time us", 10),
-        numbers("noise", 6),
-        numbers("GB/s", 8),
-        numbers("TFLOP/s", 8),
-        numbers("of read", 8),
-        numbers("copies", 6),
-        words("remarks", 0),
-    ];
-
-    fn cells(&self) -> Vec<String> {
-        let percent = |share: f64| format!("{:.1}%", share * 100.0);
-        vec![
-            self.shape.clone(),
-            self.format.clone(),
-            match &self.unused_math {
-                Some(math) => format!("{} (FMA, no {math})", self.kernel),
-                None => self.kernel.clone(),
-            },
-            format!("{:.2}", self.microseconds),
-            percent(self.noise),
-            format!("{:.1}", self.bytes_per_second / 1e9),
-            if self.flops > 0.0 { format!("{:.3}", self.flops / 1e12) } else { "-".to_owned() },
-            share_text(self.bandwidth_share, self.above_roof),
-            self.copies.to_string(),
-            self.remarks(),
-        ]
-    }
 }
 
 /// Runs the command.
@@ -539,45 +397,4 @@ fn gpu_contention(ctx: &Context) -> Vec<String> {
     // `nvidia-smi` numbers devices differently.
     let same = contention::gpus().into_iter().filter(|gpu| gpu.name == ctx.info().name);
     same.filter_map(|gpu| gpu.contention()).collect()
-}
-
-/// Copies of a weight that no cache holds together.
-///
-/// # Errors
-/// When memory runs out, or the device fails.
-pub fn rotated(ctx: &Context, host: &HostWeight) -> anyhow::Result<Vec<Weight>> {
-    let first = ctx.load(host)?;
-    let count = copies(ctx, first.bytes());
-    // Packed once: packing every copy takes longer than measuring.
-    let packed = ctx.download_packed(&first)?;
-    let mut weights = vec![first];
-    while weights.len() < count {
-        weights.push(ctx.load_packed(&packed)?);
-    }
-    Ok(weights)
-}
-
-/// Number of copies of a weight such that none is still in the
-/// last-level cache when it is used again.
-pub fn copies(ctx: &Context, bytes: usize) -> usize {
-    copies_of_part(ctx, bytes, bytes)
-}
-
-/// As [`copies`], for weights of `bytes` bytes of which a launch
-/// reads `part`. On CPUs, whose cache is not known, all bytes
-/// count.
-pub fn copies_of_part(ctx: &Context, part: usize, bytes: usize) -> usize {
-    const CACHES: u64 = 2;
-    const FEWEST: u64 = 2;
-    const MOST: u64 = 512;
-    let is_cpu = ctx.info().id.kind == DeviceKind::Cpu;
-    let (bytes, part) = (bytes as u64, if is_cpu { bytes } else { part.max(1) } as u64);
-    // Unknown device memory gives no bound.
-    let in_memory = match ctx.info().memory_bytes {
-        0 => MOST,
-        memory => memory / 4 / bytes,
-    };
-    let host_bytes = if is_cpu { HOST_BYTES as u64 } else { 0 };
-    let beyond_cache = (CACHES * ctx.info().cache_bytes).max(host_bytes).div_ceil(part);
-    beyond_cache.min(in_memory).clamp(FEWEST, MOST) as usize
 }

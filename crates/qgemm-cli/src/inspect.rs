@@ -196,7 +196,8 @@ mod tests {
             bytes,
             bits_per_value: 0.0,
         };
-        let rows = totals(&[tensor("f32", &[64], 256), tensor("q4_0", &[64, 32], 1152), tensor("q4_0", &[64, 32], 1152)]);
+        let rows =
+            totals(&[tensor("f32", &[64], 256), tensor("q4_0", &[64, 32], 1152), tensor("q4_0", &[64, 32], 1152)]);
         assert_eq!(rows.iter().map(|row| row.format.as_str()).collect::<Vec<_>>(), ["q4_0", "f32", "all"]);
         assert_eq!((rows[0].bits_per_parameter, rows[0].parameters), (4.5, 4096.0));
         assert_eq!((rows[2].tensors, rows[2].bytes, rows[2].share), (3, 2560, 1.0));

@@ -48,7 +48,7 @@ use out::PrintingOptions;
 #[derive(Parser)]
 #[command(
     name = "qgemm",
-    version = provenance::version(),
+    version = provenance::VERSION,
     about = "Quantized matrix multiplication: language models, devices, model files, checks, benchmarks"
 )]
 struct Cli {

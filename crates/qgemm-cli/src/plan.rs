@@ -7,10 +7,10 @@ use qgemm_api::exec::{ExecPlan, RegionKind};
 use qgemm_api::{Context, DType, KvFormat, PlanOptions, Tuned, XPrecision, open_model};
 
 use crate::holds::Holds;
-use crate::table::bytes;
-use crate::whole_file::{Existing, WholeFile};
 use crate::out::{self, Printing};
+use crate::table::bytes;
 use crate::text_file;
+use crate::whole_file::{Existing, WholeFile};
 
 /// Options of the command.
 #[derive(clap::Args)]

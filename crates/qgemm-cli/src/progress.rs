@@ -14,7 +14,8 @@ impl Progress {
     /// A bar over `steps` steps.
     pub fn new(steps: u64, what: &'static str) -> Self {
         let bar = ProgressBar::new(steps);
-        if let Ok(style) = ProgressStyle::with_template("{prefix} {wide_bar} {pos}/{len} ({eta}) {msg}") {
+        if let Ok(style) = ProgressStyle::with_template("{prefix} {wide_bar} {pos}/{len} ({elapsed}, {eta} left) {msg}")
+        {
             bar.set_style(style);
         }
         bar.set_prefix(what);

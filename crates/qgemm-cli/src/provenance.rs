@@ -7,9 +7,9 @@ use jiff::Timestamp;
 use qgemm_api::{DeviceInfo, printable};
 use serde::{Deserialize, Serialize};
 
-/// Commit of this program's sources; `+` marks changed files. `None`
-/// outside of a Git checkout.
-pub const COMMIT: Option<&str> = option_env!("QGEMM_COMMIT");
+/// Version of this program, with the commit of its sources in a Git
+/// checkout: `0.1.0 (1a2b3c4d)`. `+` marks changed files.
+pub const VERSION: &str = env!("QGEMM_VERSION");
 
 /// How a row was measured. Older files lack the fields.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,16 +36,10 @@ impl Provenance {
         Self {
             driver: Some(info.driver.clone()),
             date: Some(date.clone()),
-            commit: Some(version()),
+            commit: Some(VERSION.to_owned()),
             command: Some(command(std::env::args_os().skip(1).map(|argument| argument.to_string_lossy().into_owned()))),
         }
     }
-}
-
-/// Version of this program and its commit: `0.1.0 (1a2b3c4d)`.
-pub fn version() -> String {
-    let version = env!("CARGO_PKG_VERSION");
-    COMMIT.map_or_else(|| version.to_owned(), |commit| format!("{version} ({commit})"))
 }
 
 /// A command line that a shell splits into these arguments.

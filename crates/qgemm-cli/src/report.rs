@@ -13,7 +13,7 @@ mod tokens;
 
 use std::path::PathBuf;
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{bail, ensure};
 use qgemm_api::exec::ExecPlan;
 use qgemm_api::{Context, DeviceInfo, printable};
 

@@ -8,7 +8,8 @@ use qgemm_api::{Context, DType, KvFormat, Tuned, XPrecision, printable};
 use qgemm_model::{Engine, EngineOptions, Finish, Generation, LanguageModel, Message, Precision, Sampling};
 use serde::Serialize;
 
-use crate::{Holds, out};
+use crate::holds::Holds;
+use crate::out::{self, Printing};
 
 /// Options of the command.
 #[derive(clap::Args)]

@@ -13,7 +13,8 @@ fn doctor(variables: &[(&str, &str)], arguments: &[&str]) -> Output {
 }
 
 fn findings(output: &Output) -> Vec<Value> {
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(&output.stderr)))
+    serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(&output.stderr)))
 }
 
 fn find<'a>(findings: &'a [Value], subject: &str) -> &'a Value {
@@ -26,7 +27,9 @@ fn a_sound_machine_is_said_to_be_so() {
     let cache = folder.path().join("cache");
     let output = doctor(&[("QGEMM_CACHE", cache.to_str().expect("UTF-8"))], &["--json"]);
     let findings = findings(&output);
-    for subject in ["program", "cpu", "threads", "nvidia driver", "nvrtc", "kernel cache", "wgpu", "emulator", "tuned table"] {
+    for subject in
+        ["program", "cpu", "threads", "nvidia driver", "nvrtc", "kernel cache", "wgpu", "emulator", "tuned table"]
+    {
         let finding = find(&findings, subject);
         assert!(finding["status"] == "ok" || finding["advice"].is_string(), "{finding}");
     }

@@ -15,13 +15,21 @@ fn tables_are_csv_and_markdown_too() {
     assert_eq!(lines.next(), Some("name,format,readable,shape,bytes,bits_per_value"));
     assert!(lines.all(|line| line.contains(",\"[") || line.contains(",[")), "{csv}");
     let markdown = succeeds(&["inspect", SAMPLE, "--markdown"]);
-    for part in ["| setting | value |\n| --- | --- |\n", "| tensor | shape | bytes | bits | format |\n| --- | --- | --: | --: | --- |\n"] {
+    for part in [
+        "| setting | value |\n| --- | --- |\n",
+        "| tensor | shape | bytes | bits | format |\n| --- | --- | --: | --: | --- |\n",
+    ] {
         assert!(markdown.contains(part), "{markdown}");
     }
     assert!(markdown.contains("ffn\\_up.weight"), "names are text: {markdown}");
     let bench = succeeds(&["bench", "--device", "cpu", "--op", "norm", "--shape", "4x64", "--csv"]);
     let title = bench.lines().next().expect("a title");
-    assert!(["device", "microseconds", "noise", "driver", "date", "commit", "command"].iter().all(|name| title.split(',').any(|t| t == *name)), "{title}");
+    assert!(
+        ["device", "microseconds", "noise", "driver", "date", "commit", "command"]
+            .iter()
+            .all(|name| title.split(',').any(|t| t == *name)),
+        "{title}"
+    );
     let devices = succeeds(&["devices", "--csv"]);
     assert!(devices.starts_with("device,found.") || devices.starts_with("device,"), "{devices}");
 }

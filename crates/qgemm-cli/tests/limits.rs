@@ -71,7 +71,8 @@ fn pipes_beside_a_model_are_refused() {
     for name in ["config.json", "tokenizer.json"] {
         let pipe = folder.path().join(name);
         assert!(Command::new("mkfifo").arg(&pipe).status().expect("it is there").success());
-        let output = ends(Command::new("timeout").args(["30", env!("CARGO_BIN_EXE_qgemm"), "inspect"]).arg(&checkpoint));
+        let output =
+            ends(Command::new("timeout").args(["30", env!("CARGO_BIN_EXE_qgemm"), "inspect"]).arg(&checkpoint));
         let printed = [output.stdout, output.stderr].concat();
         let printed = String::from_utf8_lossy(&printed);
         assert!(printed.contains("regular file"), "{name}: {printed}");
@@ -79,7 +80,8 @@ fn pipes_beside_a_model_are_refused() {
     }
     let bundle = folder.path().join("bundle");
     assert!(Command::new("mkfifo").arg(&bundle).status().expect("it is there").success());
-    let output = ends(Command::new("timeout").args(["30", env!("CARGO_BIN_EXE_qgemm"), "doctor"]).env("QGEMM_KERNELS", bundle));
+    let output =
+        ends(Command::new("timeout").args(["30", env!("CARGO_BIN_EXE_qgemm"), "doctor"]).env("QGEMM_KERNELS", bundle));
     let printed = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.code() == Some(1) && printed.contains("not a regular file"), "{printed}");
 }

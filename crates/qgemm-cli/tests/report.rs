@@ -102,8 +102,7 @@ fn a_report_is_one_page_with_everything_in_it() {
     // The page loads nothing.
     let without_names = html.replace("http://www.w3.org/2000/svg", "");
     assert!(["http:", "https:", "src=", "href=", "url("].iter().all(|word| !without_names.contains(word)));
-    let broken =
-        qgemm(&["report", "--plan", text(&folder.path().join("verify.json")), "-o", text(&output)]);
+    let broken = qgemm(&["report", "--plan", text(&folder.path().join("verify.json")), "-o", text(&output)]);
     assert!(!broken.status.success() && String::from_utf8_lossy(&broken.stderr).contains("something else"));
     assert_eq!(fs::read_to_string(&output).expect("there"), html, "a failure leaves what was there");
 }
@@ -119,7 +118,10 @@ fn the_origin_is_that_of_the_results_and_not_of_this_machine() {
     let published = page(&["--results", results]);
     assert_eq!(published["title"], "qgemm on NVIDIA H200");
     let shown = published.to_string();
-    assert!(["Marlin int4 g128", "2026-1", "qgemm bench --device cuda:0", "×"].iter().all(|part| shown.contains(part)), "{shown}");
+    assert!(
+        ["Marlin int4 g128", "2026-1", "qgemm bench --device cuda:0", "×"].iter().all(|part| shown.contains(part)),
+        "{shown}"
+    );
     let cpu = qgemm_api::Context::open("cpu").expect("always there").info().name.clone();
     assert!(!shown.contains(&cpu), "{cpu} measured nothing");
     // A file of an earlier version.

@@ -67,10 +67,8 @@ pub fn installation() -> Installation {
     let nvrtc = Nvrtc::get().map_err(|error| error.to_string());
     Installation {
         driver: driver::init().map(|()| driver::version()).map_err(|error| error.to_string()),
-        nvrtc: nvrtc.map(|nvrtc| Compiler {
-            path: Nvrtc::path().map(Path::to_owned),
-            version: nvrtc.version().to_owned(),
-        }),
+        nvrtc: nvrtc
+            .map(|nvrtc| Compiler { path: Nvrtc::path().map(Path::to_owned), version: nvrtc.version().to_owned() }),
         cache: cache_folder().map_or_else(CacheFolder::default, |path| folder(&path)),
         bundles: bundles(),
     }
@@ -83,13 +81,7 @@ fn folder(path: &Path) -> CacheFolder {
         Err(error) => (true, Some(error.to_string())),
     };
     let sizes = sizes(path, 1);
-    CacheFolder {
-        path: Some(path.to_owned()),
-        exists,
-        refusal,
-        files: sizes.len(),
-        bytes: sizes.iter().sum(),
-    }
+    CacheFolder { path: Some(path.to_owned()), exists, refusal, files: sizes.len(), bytes: sizes.iter().sum() }
 }
 
 /// Sizes of the files in a folder, and in folders in it.

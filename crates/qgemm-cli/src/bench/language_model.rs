@@ -8,10 +8,10 @@ use qgemm_api::Context;
 use qgemm_model::{EngineOptions, LanguageModel, Precision};
 use serde::Serialize;
 
-use super::generation::{self, Steps};
-use super::timeline::{self, Timeline};
 use super::Args;
+use super::generation::{self, Steps};
 use super::roof::{AboveRoof, read_bandwidth, share_text};
+use super::timeline::{self, Timeline};
 use crate::holds::Holds;
 use crate::out::{self, Printing};
 use crate::progress::Progress;

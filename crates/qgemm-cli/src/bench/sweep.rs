@@ -98,7 +98,13 @@ impl Row for SweepRow {
 /// # Errors
 /// When the device fails, no kernel supports a shape, or the
 /// table of the best cannot be written.
-pub fn run(ctx: &Context, args: &Args, tokens: &[usize], subjects: &[Subject], printing: Printing) -> anyhow::Result<Holds> {
+pub fn run(
+    ctx: &Context,
+    args: &Args,
+    tokens: &[usize],
+    subjects: &[Subject],
+    printing: Printing,
+) -> anyhow::Result<Holds> {
     let progress = Progress::new((subjects.len() * tokens.len()) as u64, "measuring");
     let mut all = Vec::new();
     let mut tuned = TunedTable::new();

@@ -11,6 +11,8 @@ use crate::table::bytes;
 
 /// Present when NVIDIA's kernel driver is loaded (Linux).
 const KERNEL_DRIVER: &str = "/proc/driver/nvidia/version";
+/// Share of time that others' kernels may run without a remark.
+const BUSY: f64 = 0.05;
 /// Size from which a kernel cache deserves a remark.
 const LARGE_CACHE: u64 = 4 << 30;
 
@@ -54,7 +56,8 @@ fn driver_finding(driver: &Result<String, String>, is_loaded: bool) -> Finding {
 
 fn gpu(info: &DeviceInfo, states: &[Gpu]) -> Finding {
     let variant = info.variant.map_or_else(|| "-".to_owned(), |variant| variant.to_string());
-    let mut found = format!("{}: {} ({}, kernels {variant}, {})", info.id, info.name, info.arch, bytes(info.memory_bytes));
+    let mut found =
+        format!("{}: {} ({}, kernels {variant}, {})", info.id, info.name, info.arch, bytes(info.memory_bytes));
     // `nvidia-smi` numbers devices differently, so that only names can be compared.
     let same: Vec<&Gpu> = states.iter().filter(|state| state.name == info.name).collect();
     if let [state] = same[..]
@@ -62,8 +65,10 @@ fn gpu(info: &DeviceInfo, states: &[Gpu]) -> Finding {
     {
         found += &format!(", {clock:.0} of {most:.0} MHz");
     }
-    match same.iter().find_map(|state| state.contention()) {
-        Some(contention) => Finding::warn("gpu", found, format!("{contention}: measurements are slower than the GPU is")),
+    let busy = |state: &&&Gpu| state.utilization.is_some_and(|share| share > BUSY);
+    let busy = same.iter().find(busy).map(|state| format!("GPU {} of nvidia-smi is busy", state.index));
+    match same.iter().find_map(|state| state.contention()).or(busy) {
+        Some(text) => Finding::warn("gpu", found, format!("{text}: measurements are slower than the GPU is")),
         None => Finding::ok("gpu", found),
     }
 }
@@ -71,7 +76,8 @@ fn gpu(info: &DeviceInfo, states: &[Gpu]) -> Finding {
 fn compiler(nvrtc: &Result<Compiler, String>, has_gpu: bool, has_bundle: bool) -> Finding {
     match nvrtc {
         Ok(compiler) => {
-            let path = compiler.path.as_ref().map_or("found by the system's loader".into(), |path| path.display().to_string());
+            let path =
+                compiler.path.as_ref().map_or("found by the system's loader".into(), |path| path.display().to_string());
             Finding::ok("nvrtc", format!("{} ({path})", compiler.version))
         }
         Err(why) if std::env::var_os("QGEMM_NVRTC").is_some() => {
@@ -125,7 +131,8 @@ mod tests {
         assert_eq!(driver_finding(&missing(), false).status, Status::Ok);
         assert_eq!(driver_finding(&missing(), true).status, Status::Fail);
         assert_eq!(driver_finding(&Ok("12.9".into()), true).found, "supports CUDA 12.9");
-        let statuses = [(false, false), (true, true), (true, false)].map(|(gpu, bundle)| compiler(&Err("none".into()), gpu, bundle).status);
+        let statuses = [(false, false), (true, true), (true, false)]
+            .map(|(gpu, bundle)| compiler(&Err("none".into()), gpu, bundle).status);
         assert_eq!(statuses, [Status::Ok, Status::Warn, Status::Fail]);
     }
 }

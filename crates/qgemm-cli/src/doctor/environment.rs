@@ -49,7 +49,11 @@ pub fn findings() -> Vec<Finding> {
 fn variable(name: &str, value: &str) -> Finding {
     let found = format!("{name}={value}");
     if !VARIABLES.contains(&name) {
-        return Finding::warn("environment", found, format!("qgemm knows no such variable, but {}", VARIABLES.join(", ")));
+        return Finding::warn(
+            "environment",
+            found,
+            format!("qgemm knows no such variable, but {}", VARIABLES.join(", ")),
+        );
     }
     match SLOWER.iter().find(|(slower, _)| *slower == name && !value.is_empty() && value != "0") {
         Some((_, why)) => Finding::warn("environment", found, *why),
@@ -88,6 +92,9 @@ mod tests {
     #[test]
     fn misspelt_variables_are_warned_of() {
         assert_eq!(variable("QGEMM_CASHE", "x").status, Status::Warn);
-        assert_eq!([variable("QGEMM_GUARDS", "1").status, variable("QGEMM_GUARDS", "0").status], [Status::Warn, Status::Ok]);
+        assert_eq!(
+            [variable("QGEMM_GUARDS", "1").status, variable("QGEMM_GUARDS", "0").status],
+            [Status::Warn, Status::Ok]
+        );
     }
 }

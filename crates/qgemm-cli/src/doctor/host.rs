@@ -17,7 +17,7 @@ const LEAST_MEMORY: u64 = 2 << 30;
 
 /// Findings about the host.
 pub fn findings(listed: &[DeviceListing]) -> Vec<Finding> {
-    let program = format!("qgemm {} on {} {}", provenance::version(), env::consts::OS, env::consts::ARCH);
+    let program = format!("qgemm {} on {} {}", provenance::VERSION, env::consts::OS, env::consts::ARCH);
     let mut all = vec![Finding::ok("program", program)];
     let cpu = listed.iter().find_map(|listing| match listing {
         DeviceListing::Found(info) if info.id.kind == DeviceKind::Cpu => Some(info),
@@ -38,7 +38,9 @@ pub fn findings(listed: &[DeviceListing]) -> Vec<Finding> {
 fn processor(info: &DeviceInfo) -> Finding {
     let found = format!("{}, {}, last-level cache {}", info.name, info.arch, bytes(info.cache_bytes));
     match info.arch.as_str() {
-        "scalar" => Finding::warn("cpu", found, "no vector instructions that qgemm knows: kernels are many times slower"),
+        "scalar" => {
+            Finding::warn("cpu", found, "no vector instructions that qgemm knows: kernels are many times slower")
+        }
         _ => Finding::ok("cpu", found),
     }
 }
@@ -90,8 +92,12 @@ mod tests {
 
     #[test]
     fn too_many_threads_and_much_load_are_warned_of() {
-        let statuses = [None, Some(""), Some("8"), Some("0"), Some("9"), Some("4"), Some("x")].map(|set| threads(8, set).status);
-        assert_eq!(statuses, [Status::Ok, Status::Ok, Status::Ok, Status::Ok, Status::Warn, Status::Warn, Status::Warn]);
+        let statuses =
+            [None, Some(""), Some("8"), Some("0"), Some("9"), Some("4"), Some("x")].map(|set| threads(8, set).status);
+        assert_eq!(
+            statuses,
+            [Status::Ok, Status::Ok, Status::Ok, Status::Ok, Status::Warn, Status::Warn, Status::Warn]
+        );
         assert_eq!([contention(0.5, 8).status, contention(7.0, 8).status], [Status::Ok, Status::Warn]);
         assert_eq!([memory(8 << 30).status, memory(1 << 30).status], [Status::Ok, Status::Warn]);
     }

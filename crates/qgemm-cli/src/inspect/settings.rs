@@ -77,7 +77,9 @@ fn of_gguf(value: &GgufValue) -> Value {
         GgufValue::String(text) => text.clone().into(),
         GgufValue::Scalar(GgufScalar::Bool(yes)) => (*yes).into(),
         // Its shortest decimal form: 1e-5, not 9.999999747378752e-6.
-        GgufValue::Scalar(GgufScalar::F32(number)) => number.to_string().parse::<f64>().map_or(Value::Null, Value::from),
+        GgufValue::Scalar(GgufScalar::F32(number)) => {
+            number.to_string().parse::<f64>().map_or(Value::Null, Value::from)
+        }
         GgufValue::Array(array) => format!("list of {}", array.len()).into(),
         other => match (other.as_u64(), other.as_f64()) {
             (Some(number), _) => number.into(),

@@ -72,7 +72,8 @@ impl Chart {
         let axis = |of: fn(&(f64, f64)) -> f64, pixels| Axis::new(self.points().map(of), pixels);
         let x = axis(|point| point.0, LEFT..SIZE.0 - MARGIN);
         let y = axis(|point| point.1, SIZE.1 - BOTTOM..MARGIN);
-        let mut svg = format!("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {} {}\" role=\"img\">", SIZE.0, SIZE.1);
+        let mut svg =
+            format!("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {} {}\" role=\"img\">", SIZE.0, SIZE.1);
         self.axes(&mut svg, &x, &y);
         for series in &self.series {
             series.draw(&mut svg, styles, &x, &y, [self.x, self.y]);
@@ -88,18 +89,37 @@ impl Chart {
         let (left, right, top, bottom) = (x.pixels.start, x.pixels.end, y.pixels.end, y.pixels.start);
         for value in ticks(&x.values, MOST_TICKS) {
             let at = x.place(value);
-            let _ = write!(svg, "<path class=\"g\" d=\"M{at:.1} {top}V{bottom}\"/><text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{}</text>",
-                bottom + 16.0, short(value));
+            let _ = write!(
+                svg,
+                "<path class=\"g\" d=\"M{at:.1} {top}V{bottom}\"/><text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{}</text>",
+                bottom + 16.0,
+                short(value)
+            );
         }
         for value in ticks(&y.values, MOST_TICKS) {
             let at = y.place(value);
-            let _ = write!(svg, "<path class=\"g\" d=\"M{left} {at:.1}H{right}\"/><text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
-                left - 6.0, at + 4.0, short(value));
+            let _ = write!(
+                svg,
+                "<path class=\"g\" d=\"M{left} {at:.1}H{right}\"/><text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
+                left - 6.0,
+                at + 4.0,
+                short(value)
+            );
         }
         let _ = write!(svg, "<path class=\"a\" d=\"M{left} {top}V{bottom}H{right}\"/>");
-        let _ = write!(svg, "<text x=\"{}\" y=\"{}\" text-anchor=\"middle\">{}</text>", f64::midpoint(left, right), SIZE.1 - 8.0, escape(self.x));
+        let _ = write!(
+            svg,
+            "<text x=\"{}\" y=\"{}\" text-anchor=\"middle\">{}</text>",
+            f64::midpoint(left, right),
+            SIZE.1 - 8.0,
+            escape(self.x)
+        );
         let middle = f64::midpoint(top, bottom);
-        let _ = write!(svg, "<text x=\"14\" y=\"{middle}\" text-anchor=\"middle\" transform=\"rotate(-90 14 {middle})\">{}</text>", escape(self.y));
+        let _ = write!(
+            svg,
+            "<text x=\"14\" y=\"{middle}\" text-anchor=\"middle\" transform=\"rotate(-90 14 {middle})\">{}</text>",
+            escape(self.y)
+        );
     }
 }
 
@@ -111,7 +131,11 @@ impl Series {
             let points = self.points.iter().map(|&point| format!("{:.1},{:.1}", x.place(point.0), y.place(point.1)));
             let points = points.collect::<Vec<_>>().join(" ");
             let (class, dash) = (if self.mark == Mark::Guide { "r" } else { "l" }, style.dash());
-            let _ = write!(svg, "<polyline class=\"{class}\"{dash} points=\"{points}\"><title>{}</title></polyline>", escape(&self.name));
+            let _ = write!(
+                svg,
+                "<polyline class=\"{class}\"{dash} points=\"{points}\"><title>{}</title></polyline>",
+                escape(&self.name)
+            );
         }
         if self.mark != Mark::Guide {
             for &(at_x, at_y) in &self.points {
@@ -184,7 +208,15 @@ mod tests {
 
     #[test]
     fn numbers_are_short() {
-        let cases = [(1536.0, "1.54k"), (20.0, "20"), (0.3, "0.3"), (4.8e12, "4.8T"), (100.0, "100"), (1e9, "1G"), (0.004, "0.004")];
+        let cases = [
+            (1536.0, "1.54k"),
+            (20.0, "20"),
+            (0.3, "0.3"),
+            (4.8e12, "4.8T"),
+            (100.0, "100"),
+            (1e9, "1G"),
+            (0.004, "0.004"),
+        ];
         for (value, text) in cases {
             assert_eq!(short(value), text);
         }

@@ -128,7 +128,12 @@ fn times(page: &mut Page, plan: &ExecPlan) {
     }
     let row = |(role, (count, seconds)): (String, (usize, f64))| {
         let each = seconds / count.max(1) as f64;
-        vec![role.into(), count.to_string().into(), format!("{:.1}", seconds * 1e6).into(), format!("{:.1}", each * 1e6).into()]
+        vec![
+            role.into(),
+            count.to_string().into(),
+            format!("{:.1}", seconds * 1e6).into(),
+            format!("{:.1}", each * 1e6).into(),
+        ]
     };
     page.table(&["operation", "#launches", "#us together", "#us each"], times.into_iter().map(row).collect());
 }

@@ -6,8 +6,8 @@ use std::fmt;
 
 use anyhow::Context as _;
 use qgemm_api::printable;
-use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde::Serialize;
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::Value;
 
 /// A title line and a line for each row. Titles are the fields of all
@@ -68,7 +68,9 @@ impl<'de> Deserialize<'de> for Fields {
 
 fn flatten(name: String, value: Value, cell: &mut impl FnMut(String, String)) {
     match value {
-        Value::Object(fields) => fields.into_iter().for_each(|(inner, value)| flatten(format!("{name}.{inner}"), value, cell)),
+        Value::Object(fields) => {
+            fields.into_iter().for_each(|(inner, value)| flatten(format!("{name}.{inner}"), value, cell))
+        }
         Value::Null => cell(name, String::new()),
         Value::String(text) => cell(name, printable(&text)),
         other => cell(name, printable(&other.to_string())),
@@ -94,9 +96,8 @@ mod tests {
         let rows = [row("x, \"y\"", Some(0.125), json!({"b": 1})), row("\u{1b}[2J", None, json!({"c": true}))];
         let text = text(&rows).expect("objects");
         let escape = printable("\u{1b}");
-        let expected = format!(
-            "z,a,list,inner.b,inner.c\n\"x, \"\"y\"\"\",0.125,\"[1,2]\",1,\n{escape}[2J,,\"[1,2]\",,true\n"
-        );
+        let expected =
+            format!("z,a,list,inner.b,inner.c\n\"x, \"\"y\"\"\",0.125,\"[1,2]\",1,\n{escape}[2J,,\"[1,2]\",,true\n");
         assert_eq!(text, expected);
         assert_eq!(super::text::<Outer>(&[]).expect("nothing"), "");
     }

@@ -1,8 +1,7 @@
 //! Widths of a text table's columns. In a terminal, columns of words
 //! shrink until lines fit; elsewhere no cell is elided.
 
-use console::{Term, measure_text_width, pad_str, truncate_str};
-use console::Alignment;
+use console::{Alignment, Term, measure_text_width, pad_str, truncate_str};
 use qgemm_api::printable;
 
 use super::Column;
