@@ -92,7 +92,7 @@ fn other_device(listing: &DeviceListing) -> Option<Finding> {
         }
         // All emulated chips share one compiler.
         DeviceListing::Found(info) if info.id.to_string() == "emu:sm90" => {
-            Some(Finding::ok("emulator", format!("CUDA kernels can run on the CPU ({})", info.driver)))
+            Some(Finding::ok("emulator", format!("runs CUDA kernels on the CPU, as {} and others", info.id)))
         }
         DeviceListing::Absent { kind: DeviceKind::Emu, why } => {
             Some(Finding::warn("emulator", why, "CUDA kernels cannot be tested without a GPU: install a C++ compiler"))

@@ -7,8 +7,9 @@ use serde_json::Value;
 
 fn doctor(variables: &[(&str, &str)], arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_qgemm"));
-    let ours = std::env::vars().map(|(name, _)| name).filter(|name| name.starts_with("QGEMM_"));
-    ours.for_each(|name| drop(command.env_remove(name)));
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("QGEMM_")) {
+        command.env_remove(name);
+    }
     command.arg("doctor").args(arguments).envs(variables.iter().copied()).output().expect("the command starts")
 }
 

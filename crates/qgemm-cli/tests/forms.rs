@@ -1,12 +1,18 @@
 //! Forms of printed tables: CSV, Markdown, and text in a terminal.
 
-mod support;
-
-use std::process::Command;
-
-use support::{qgemm, succeeds};
+use std::process::{Command, Output};
 
 const SAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../samples/minilm-layer3.safetensors");
+
+fn qgemm(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_qgemm")).args(arguments).output().expect("the command starts")
+}
+
+fn succeeds(arguments: &[&str]) -> String {
+    let output = qgemm(arguments);
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("text")
+}
 
 #[test]
 fn tables_are_csv_and_markdown_too() {

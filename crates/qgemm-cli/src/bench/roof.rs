@@ -60,7 +60,10 @@ pub fn read_bandwidth(ctx: &Context) -> anyhow::Result<f64> {
         DeviceKind::Cuda => Ok(qgemm_api::cuda::read_bandwidth(&**ctx.device(), PROBE_BYTES)?),
         DeviceKind::Cpu => {
             let measured = qgemm_api::cpu::read_bandwidth(ctx.info().units as usize, HOST_BYTES);
-            measured.context("no memory to measure the read bandwidth with")
+            let cores = ctx.info().units;
+            let expected =
+                || format!("measuring the read bandwidth: expected {HOST_BYTES} bytes of memory and {cores} threads");
+            measured.with_context(expected)
         }
         _ => Ok(ctx.info().bandwidth),
     }

@@ -49,7 +49,7 @@ const BOTTOM: f64 = 44.0;
 /// Space at the other sides.
 const MARGIN: f64 = 10.0;
 /// Most labels of an axis.
-const MOST_TICKS: usize = 7;
+const MOST_TICKS: usize = 8;
 
 impl Chart {
     /// A chart of the points that have finite logarithms.

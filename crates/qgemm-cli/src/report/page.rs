@@ -25,7 +25,7 @@ enum Element {
     Part { title: String },
     Text { text: String },
     Numbers { numbers: Vec<Number> },
-    Table { columns: Vec<String>, rows: Vec<Vec<Cell>> },
+    Table { columns: Vec<Title>, rows: Vec<Vec<Cell>> },
     Chart(Chart),
 }
 
@@ -34,6 +34,15 @@ enum Element {
 struct Number {
     value: String,
     label: String,
+}
+
+/// Title of a column.
+#[derive(Serialize)]
+#[serde(transparent)]
+struct Title {
+    text: String,
+    #[serde(skip)]
+    is_of_numbers: bool,
 }
 
 /// A cell of a table.
@@ -74,7 +83,7 @@ p{margin:.5rem 0;color:var(--soft);overflow-wrap:anywhere}
 .wide{overflow-x:auto;margin:.75rem 0}
 table{border-collapse:collapse;font-size:.875rem;font-variant-numeric:tabular-nums;width:100%}
 th,td{padding:.3rem .75rem .3rem 0;text-align:left;border-bottom:1px solid var(--line);vertical-align:top}
-td{overflow-wrap:anywhere}
+td{overflow-wrap:break-word}
 th{font-weight:600;white-space:nowrap}
 td.n,th.n{text-align:right;white-space:nowrap}
 th.n:first-child{width:1%}
@@ -123,7 +132,12 @@ impl Page {
 
     /// Adds a table. Titles of columns of numbers begin with `#`.
     pub fn table(&mut self, columns: &[impl ToString], rows: Vec<Vec<Cell>>) {
-        let columns = columns.iter().map(ToString::to_string).collect();
+        let title = |column: &_| {
+            let text = ToString::to_string(column);
+            let name = text.strip_prefix('#').map(str::to_owned);
+            Title { is_of_numbers: name.is_some(), text: name.unwrap_or(text) }
+        };
+        let columns = columns.iter().map(title).collect();
         self.contents.push(Element::Table { columns, rows });
     }
 
@@ -196,10 +210,10 @@ impl Page {
     }
 }
 
-fn table(columns: &[String], rows: &[Vec<Cell>]) -> String {
-    let class = |column: &str| if column.starts_with('#') { " class=\"n\"" } else { "" };
-    let title = |column: &String| format!("<th{}>{}</th>", class(column), escape(column.trim_start_matches('#')));
-    let cell = |(cell, column): (&Cell, &String)| match cell.is_bad {
+fn table(columns: &[Title], rows: &[Vec<Cell>]) -> String {
+    let class = |column: &Title| if column.is_of_numbers { " class=\"n\"" } else { "" };
+    let title = |column: &Title| format!("<th{}>{}</th>", class(column), escape(&column.text));
+    let cell = |(cell, column): (&Cell, &Title)| match cell.is_bad {
         true => format!("<td{}><span class=\"bad\">{}</span></td>", class(column), escape(&cell.text)),
         false => format!("<td{}>{}</td>", class(column), escape(&cell.text)),
     };
@@ -233,6 +247,6 @@ mod tests {
         assert!(elsewhere.iter().all(|word| !html.contains(word)));
         let json = serde_json::to_value(&page).expect("JSON");
         assert_eq!(json["contents"][0]["series"][0]["points"][0], serde_json::json!([1.0, 2.0]));
-        assert_eq!(json["contents"][1]["rows"], serde_json::json!([["1"]]));
+        assert_eq!(json["contents"][1], serde_json::json!({"kind": "table", "columns": ["x"], "rows": [["1"]]}));
     }
 }

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 
 use super::chart::{Mark, Series};
 
-/// Colors on a light and on a dark background, `--s0` to `--s7`. They
+/// Colors on a light and on a dark background, `--s0` to `--s9`. They
 /// differ in lightness, too, for grey prints.
-pub const COLOURS: [[&str; 2]; 8] = [
+pub const COLOURS: [[&str; 2]; 10] = [
     ["#0055b9", "#68a5ff"],
     ["#de6f0e", "#fea66f"],
     ["#08884d", "#29ac68"],
@@ -16,9 +16,11 @@ pub const COLOURS: [[&str; 2]; 8] = [
     ["#c01242", "#fe5972"],
     ["#0a96af", "#5bdefb"],
     ["#4a3a25", "#c0ae95"],
+    ["#db4da7", "#feb9df"],
+    ["#425c17", "#96af78"],
 ];
 /// Number of markers. It has no divisor in common with that of the
-/// colors, so that 56 series differ.
+/// colors, so that 70 series differ.
 const MARKERS: usize = 7;
 /// Dashes of guides.
 const GUIDES: [&str; 4] = ["", "8 4", "2 3", "8 3 2 3"];
@@ -114,7 +116,7 @@ mod tests {
     #[test]
     fn a_name_keeps_its_style_and_others_differ() {
         let mut styles = Styles::default();
-        let all: Vec<Series> = (0..56).map(|i| series(format!("s{i}"), Mark::Line)).collect();
+        let all: Vec<Series> = (0..70).map(|i| series(format!("s{i}"), Mark::Line)).collect();
         all.iter().chain(&all).for_each(|series| styles.add(series));
         let drawn = |series: &Series| (styles.of(series).colour(), styles.of(series).marker(0.0, 0.0));
         let different: std::collections::BTreeSet<_> = all.iter().map(drawn).collect();

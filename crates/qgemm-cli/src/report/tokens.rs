@@ -97,7 +97,7 @@ fn times(page: &mut Page, all: &[Series], peer: Option<&str>) {
         let cells = tokens.iter().map(|&m| cell(series, m));
         std::iter::once(series.name.as_str().into()).chain(cells).collect()
     };
-    let titles = tokens.iter().map(|m| format!("#us, {m} tokens"));
-    let columns: Vec<String> = std::iter::once(String::new()).chain(titles).collect();
+    let titles = tokens.iter().map(|m| format!("#{m}"));
+    let columns: Vec<String> = std::iter::once("us at so many tokens".to_owned()).chain(titles).collect();
     page.table(&columns, all.iter().map(row).collect());
 }
