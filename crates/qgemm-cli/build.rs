@@ -1,5 +1,5 @@
-//! States version and commit of the sources: `QGEMM_VERSION`, such as
-//! `0.1.0 (1a2b3c4d)`, with `+` if files have changed since.
+//! Version and commit of the sources: `QGEMM_VERSION`, such as
+//! `0.1.0 (1a2b3c4d)`. `+` marks changed files.
 
 use std::process::Command;
 

@@ -389,7 +389,7 @@ impl Args {
     }
 }
 
-/// What slows a CUDA device down after a measurement, in words.
+/// Remarks on what slows a CUDA device down.
 fn gpu_contention(ctx: &Context) -> Vec<String> {
     if ctx.info().id.kind != DeviceKind::Cuda {
         return Vec::new();

@@ -1,5 +1,5 @@
-//! Other work on this machine, which makes measurements slower: of the
-//! cores (Linux), and of NVIDIA GPUs as `nvidia-smi` reports it.
+//! Other work on this machine, which slows measurements:
+//! on the cores (Linux), and on NVIDIA GPUs by `nvidia-smi`.
 
 mod cores;
 mod gpus;

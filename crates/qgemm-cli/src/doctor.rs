@@ -3,64 +3,15 @@
 
 mod cuda;
 mod environment;
+mod finding;
 mod host;
 
 use qgemm_api::{DeviceKind, DeviceListing, Feature, devices};
-use serde::Serialize;
 
 use crate::holds::Holds;
 use crate::out::Printing;
-use crate::table::{self, Column, Row, words};
-
-/// Judgement of a finding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum Status {
-    /// As it should be, or not needed here.
-    Ok,
-    /// Works, but slower or with less.
-    Warn,
-    /// Something that is there or was asked for does not work.
-    Fail,
-}
-
-/// One line of the result.
-#[derive(Clone, Debug, Serialize)]
-struct Finding {
-    subject: &'static str,
-    status: Status,
-    found: String,
-    /// Why it matters and what to do; unless all is well.
-    advice: Option<String>,
-}
-
-impl Finding {
-    fn ok(subject: &'static str, found: impl Into<String>) -> Self {
-        Self { subject, status: Status::Ok, found: found.into(), advice: None }
-    }
-
-    fn warn(subject: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self { subject, status: Status::Warn, found: found.into(), advice: Some(advice.into()) }
-    }
-
-    fn fail(subject: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self { subject, status: Status::Fail, found: found.into(), advice: Some(advice.into()) }
-    }
-}
-
-impl Row for Finding {
-    const COLUMNS: &'static [Column] =
-        &[words("", 4), words("subject", 13), words("found", 64), words("why it matters, and what to do", 0)];
-
-    fn cells(&self) -> Vec<String> {
-        let status = match self.status {
-            Status::Ok => "ok",
-            Status::Warn => "warn",
-            Status::Fail => "FAIL",
-        };
-        vec![status.to_owned(), self.subject.to_owned(), self.found.clone(), self.advice.clone().unwrap_or_default()]
-    }
-}
+use crate::table;
+use finding::{Finding, Status};
 
 /// Runs the command. It holds if no finding is a failure.
 ///

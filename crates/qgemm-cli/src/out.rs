@@ -23,6 +23,7 @@ pub enum Printing {
 
 /// Options of [`Printing`].
 #[derive(clap::Args)]
+#[command(next_help_heading = "Output")]
 pub struct PrintingOptions {
     /// Print JSON instead of tables.
     #[arg(long, global = true)]

@@ -29,7 +29,7 @@ pub struct Provenance {
 }
 
 impl Provenance {
-    /// Of what this process measures on a device.
+    /// Provenance of this process's measurements on a device.
     pub fn now(info: &DeviceInfo) -> Self {
         static STARTED: OnceLock<String> = OnceLock::new();
         let date = STARTED.get_or_init(|| format!("{:.0}", Timestamp::now()));

@@ -2,26 +2,28 @@
 //! origin as the results state it.
 
 mod chart;
+mod escape;
 pub mod input;
 mod origin;
 pub mod page;
 mod roofline;
 pub mod sections;
+mod series;
 mod styles;
 mod ticks;
 mod tokens;
 
 use std::path::PathBuf;
 
-use anyhow::{bail, ensure};
+use anyhow::ensure;
 use qgemm_api::exec::ExecPlan;
-use qgemm_api::{Context, DeviceInfo, printable};
+use qgemm_api::{Context, DeviceInfo};
 
 use crate::holds::Holds;
 use crate::out::{self, Printing};
 use crate::table::bytes;
 use crate::whole_file::{Existing, WholeFile};
-use input::{BenchPoint, CasePoint, Results, SweepPoint, read};
+use input::{Inputs, read};
 use origin::Origins;
 use page::Page;
 pub use roofline::roofline;
@@ -66,16 +68,6 @@ pub struct Args {
 
 /// Size limit of a page, which should open at once on a phone.
 const MOST_BYTES: usize = 2 << 20;
-
-/// The files of the options.
-struct Inputs {
-    cases: Vec<CasePoint>,
-    plan: Option<ExecPlan>,
-    results: Option<Results>,
-    sweep: Vec<SweepPoint>,
-    bench: Vec<BenchPoint>,
-    baseline: Option<Vec<BenchPoint>>,
-}
 
 /// Runs the command.
 ///
@@ -144,25 +136,4 @@ impl Args {
         let ctx = Context::open(&planned.id).ok();
         Ok(ctx.map(|ctx| ctx.info().clone()).filter(|info| info.name == planned.name && info.arch == planned.arch))
     }
-}
-
-/// The peer with a name or column.
-///
-/// # Errors
-/// When there is none.
-fn peer_of<'a>(names: &'a [(String, String)], wanted: &str) -> anyhow::Result<&'a str> {
-    let found = names.iter().find(|(column, name)| column == wanted || name == wanted);
-    match found {
-        Some((_, name)) => Ok(name),
-        None => {
-            let known: Vec<String> = names.iter().map(|(column, name)| format!("{column} ({name})")).collect();
-            bail!("--peer {}: expected one of {}", printable(wanted), known.join(", "))
-        }
-    }
-}
-
-/// Text escaped for HTML, without terminal control characters.
-fn escape(text: &str) -> String {
-    let text = printable(text);
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

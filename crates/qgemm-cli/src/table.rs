@@ -1,6 +1,7 @@
 //! Tables: text with aligned columns, printed row by row; JSON, CSV or
 //! Markdown, printed at the end.
 
+mod column;
 mod csv;
 mod widths;
 
@@ -9,28 +10,8 @@ use serde::Serialize;
 
 use crate::out::{self, Printing};
 use crate::progress::Progress;
+pub use column::{Column, numbers, words};
 use widths::Widths;
-
-/// A column of text.
-pub struct Column {
-    /// Its title.
-    pub title: &'static str,
-    /// Width in characters; longer cells shift the rest of their
-    /// line. The last column has width 0.
-    pub width: usize,
-    /// Numbers are aligned to the right.
-    pub right: bool,
-}
-
-/// A column of words.
-pub const fn words(title: &'static str, width: usize) -> Column {
-    Column { title, width, right: false }
-}
-
-/// A column of numbers.
-pub const fn numbers(title: &'static str, width: usize) -> Column {
-    Column { title, width, right: true }
-}
 
 /// A row: serialized as JSON and CSV, and one cell per column.
 pub trait Row: Serialize {

@@ -1,4 +1,5 @@
-//! Forms of printed tables: CSV, Markdown, and text in a terminal.
+//! Printed tables: CSV, Markdown,
+//! text in a terminal.
 
 use std::process::{Command, Output};
 

@@ -11,7 +11,7 @@ use crate::driver;
 use crate::nvrtc::Nvrtc;
 use crate::private::check_folder;
 
-/// What this machine has for CUDA kernels.
+/// Parts of a machine that CUDA kernels need.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Installation {

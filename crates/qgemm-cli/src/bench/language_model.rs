@@ -23,24 +23,25 @@ const MOST_SESSIONS: usize = 4096;
 
 /// Options of a whole model.
 #[derive(clap::Args)]
+#[command(next_help_heading = "Language model")]
 pub struct ModelArgs {
-    /// A model: prompt tokens to time (default: 512); 0 for none.
+    /// Prompt tokens to time (default: 512); 0 for none.
     #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
     pp: Vec<usize>,
-    /// A model: tokens to generate one by one (default: 128); 0 for
+    /// Tokens to generate one by one (default: 128); 0 for
     /// none.
     #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
     tg: Vec<usize>,
-    /// A model: tokens in the cache before (default: 0). For --pp, a
+    /// Tokens in the cache before (default: 0). For --pp, a
     /// multiple of the tokens of a prefill step: 512, or all of the
     /// prompt if fewer.
     #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
     depth: Vec<usize>,
-    /// A model: sessions that generate at once (default: 1); tokens
+    /// Sessions that generate at once (default: 1); tokens
     /// of all count.
     #[arg(long, value_name = "COUNT", value_delimiter = ',')]
     sessions: Vec<usize>,
-    /// A model: repetitions of each test, after one to warm up
+    /// Repetitions of each test, after one to warm up
     /// (default: 5).
     #[arg(long, value_name = "COUNT")]
     repetitions: Option<usize>,

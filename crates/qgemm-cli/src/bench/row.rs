@@ -104,7 +104,7 @@ impl BenchRow {
         self.above_roof = AboveRoof::of(ctx, self.bandwidth_share, bytes * self.copies as f64);
     }
 
-    /// What a reader must know of the measurement, in words.
+    /// Remarks that a reader of the measurement needs.
     fn remarks(&self) -> String {
         let against = self.slower.map(|slower| {
             let mark = if self.regressed { "  REGRESSION" } else { "" };

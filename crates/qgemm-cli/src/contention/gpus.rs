@@ -40,7 +40,7 @@ pub fn gpus() -> Vec<Gpu> {
 }
 
 impl Gpu {
-    /// What slows measurements down, in words.
+    /// Contention that slows measurements down, in words.
     pub fn contention(&self) -> Option<String> {
         let mut parts = Vec::new();
         if !self.processes.is_empty() {

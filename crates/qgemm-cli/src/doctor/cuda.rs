@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use qgemm_api::cuda::{BundleContents, CacheFolder, Compiler, Installation, installation};
 use qgemm_api::{DeviceInfo, DeviceKind, DeviceListing};
 
-use super::Finding;
+use super::finding::Finding;
 use crate::contention::{Gpu, gpus};
 use crate::table::bytes;
 
@@ -122,7 +122,7 @@ fn bundle((path, contents): &(PathBuf, Result<BundleContents, String>)) -> Findi
 
 #[cfg(test)]
 mod tests {
-    use super::super::Status;
+    use super::super::finding::Status;
     use super::*;
 
     #[test]

@@ -4,7 +4,7 @@ use std::env;
 
 use qgemm_api::{read_tuned, tuned_table_path};
 
-use super::Finding;
+use super::finding::Finding;
 
 /// Every variable, as `docs/guide/environment.md` lists them.
 const VARIABLES: [&str; 17] = [
@@ -77,7 +77,7 @@ fn tuned() -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Status;
+    use super::super::finding::Status;
     use super::*;
 
     #[test]

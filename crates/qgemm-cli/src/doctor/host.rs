@@ -5,7 +5,7 @@ use std::fs;
 
 use qgemm_api::{DeviceInfo, DeviceKind, DeviceListing};
 
-use super::Finding;
+use super::finding::Finding;
 use crate::contention::load_average;
 use crate::provenance;
 use crate::table::bytes;
@@ -87,7 +87,7 @@ fn available_memory() -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Status;
+    use super::super::finding::Status;
     use super::*;
 
     #[test]

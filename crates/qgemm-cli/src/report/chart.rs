@@ -6,31 +6,10 @@ use std::ops::Range;
 use anyhow::ensure;
 use serde::Serialize;
 
-use super::escape;
+use super::escape::escape;
+use super::series::{Mark, Series};
 use super::styles::Styles;
 use super::ticks::ticks;
-
-/// How a series is drawn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Mark {
-    /// A line with markers.
-    Line,
-    /// A dashed line with markers.
-    Dashed,
-    /// A thin grey line without markers.
-    Guide,
-    /// Markers.
-    Dots,
-}
-
-/// A named series of points.
-#[derive(Clone, Debug, Serialize)]
-pub struct Series {
-    pub name: String,
-    pub mark: Mark,
-    pub points: Vec<(f64, f64)>,
-}
 
 /// Series over two axes.
 #[derive(Clone, Debug, Serialize)]
@@ -186,7 +165,7 @@ fn scaled(value: f64) -> (String, &'static str) {
     let (scaled, unit) =
         UNITS.iter().find(|(scale, _)| value >= *scale).map_or((value, ""), |(scale, unit)| (value / scale, *unit));
     // Three digits, but none of an integer less.
-    let digits = if scaled >= 100.0 { 0 } else { (2 - scaled.log10().floor() as i32).clamp(0, 9) as usize };
+    let digits = if scaled >= 100.0 { 0 } else { (2.0 - scaled.log10().floor()).clamp(0.0, 9.0) as usize };
     let text = format!("{scaled:.digits$}");
     let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
     (text.to_owned(), unit)
@@ -216,6 +195,7 @@ mod tests {
             (100.0, "100"),
             (1e9, "1G"),
             (0.004, "0.004"),
+            (0.0, "0"),
         ];
         for (value, text) in cases {
             assert_eq!(short(value), text);

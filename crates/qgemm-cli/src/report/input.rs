@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context as _, bail};
+use qgemm_api::exec::ExecPlan;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -10,6 +11,16 @@ use serde_json::Value;
 use crate::bench::roof::AboveRoof;
 use crate::provenance::Provenance;
 use crate::{measured, text_file};
+
+/// The files of the options.
+pub struct Inputs {
+    pub cases: Vec<CasePoint>,
+    pub plan: Option<ExecPlan>,
+    pub results: Option<Results>,
+    pub sweep: Vec<SweepPoint>,
+    pub bench: Vec<BenchPoint>,
+    pub baseline: Option<Vec<BenchPoint>>,
+}
 
 /// Reads a JSON file.
 ///

@@ -3,12 +3,11 @@
 
 use std::collections::BTreeSet;
 
-use super::Inputs;
-use super::input::Run;
+use super::input::{Inputs, Run};
 use super::page::{Cell, Page};
 use crate::provenance::Provenance;
 
-/// What a file does not state.
+/// Text in place of what a file does not state.
 const NOT_RECORDED: &str = "not recorded";
 
 /// One way that results were made.
@@ -26,7 +25,7 @@ struct Origin {
 pub struct Origins(Vec<Origin>);
 
 impl Origins {
-    /// Of all files, each origin once.
+    /// Origins of all files, each once.
     pub fn of(inputs: &Inputs) -> Self {
         let mut all = Vec::new();
         let mut add = |what: &str, rows: Vec<(Option<&str>, &Provenance)>| {
@@ -42,8 +41,8 @@ impl Origins {
         if let Some(plan) = &inputs.plan {
             let device = &plan.runtime.device;
             let driver = Some(device.driver.clone());
-            let named = format!("{} ({})", device.name, device.id);
-            all.push(Origin::measured("plan", Some(&named), &Provenance { driver, ..Provenance::default() }));
+            let what = format!("plan for {}", device.id);
+            all.push(Origin::measured(&what, Some(&device.name), &Provenance { driver, ..Provenance::default() }));
         }
         if let Some(results) = &inputs.results {
             let runs = results.runs.iter().filter(|run| !run.hidden);

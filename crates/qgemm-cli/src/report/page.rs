@@ -4,8 +4,9 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use super::chart::{Chart, Mark, Series};
-use super::escape;
+use super::chart::Chart;
+use super::escape::escape;
+use super::series::{Mark, Series};
 use super::styles::{COLOURS, Styles};
 
 /// A page in progress.

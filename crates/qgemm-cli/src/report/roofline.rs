@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use qgemm_api::DeviceInfo;
 use qgemm_api::exec::{ExecPlan, PlannedOp};
 
-use super::chart::{Chart, Mark, Series, with_unit};
+use super::chart::{Chart, with_unit};
 use super::page::{Cell, Page};
+use super::series::{Mark, Series};
 use crate::table::bytes;
 
 /// Roofline of a plan's products, and times of its operations. Without
@@ -29,7 +30,9 @@ pub fn roofline(page: &mut Page, plan: &ExecPlan, roofs: Option<&DeviceInfo>) ->
     ]);
     let mut by_role: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
     for op in &plan.ops {
-        by_role.entry(role(op)).or_default().extend(intensity(op));
+        if let Some(point) = intensity(op) {
+            by_role.entry(role(op)).or_default().push(point);
+        }
     }
     for points in by_role.values_mut() {
         points.sort_by(|a, b| a.partial_cmp(b).unwrap_or(std::cmp::Ordering::Equal));
@@ -71,8 +74,14 @@ fn role(op: &PlannedOp) -> String {
     op.op_id.rsplit('.').next().unwrap_or(&op.op_id).to_owned()
 }
 
+/// Operations that multiply by their weight; `gather_rows` only reads rows.
+const PRODUCTS: [&str; 3] = ["gemm", "experts", "gradient"];
+
 /// Operations a byte and operations a second of a product.
 fn intensity(op: &PlannedOp) -> Option<(f64, f64)> {
+    if !PRODUCTS.contains(&op.operation.as_str()) {
+        return None;
+    }
     let (weight, shape) = (op.weight.as_ref()?, op.shape);
     let rows = if weight.gated { 2.0 } else { 1.0 };
     let operations = 2.0 * rows * shape.m as f64 * shape.n as f64 * shape.k as f64;
@@ -86,7 +95,9 @@ fn intensity(op: &PlannedOp) -> Option<(f64, f64)> {
 /// The knees of all lines are shown, whatever the products.
 fn roof_lines(info: &DeviceInfo, xs: &[f64]) -> Vec<Series> {
     let knee = |rate: f64| 2.0 * rate / info.bandwidth;
-    let knees = info.rates.iter().map(|(_, rate)| knee(*rate));
+    // Arithmetic that the device lacks has no rate.
+    let rates: Vec<_> = info.rates.iter().filter(|(_, rate)| *rate > 0.0).collect();
+    let knees = rates.iter().map(|(_, rate)| knee(*rate));
     let ends = xs.iter().copied().chain(knees).filter(|x| x.is_finite() && *x > 0.0);
     let (low, high) = ends.fold((f64::INFINITY, 0.0f64), |(low, high), x| (low.min(x), high.max(x)));
     let (left, right) = (low / 3.0, high * 3.0);
@@ -95,7 +106,7 @@ fn roof_lines(info: &DeviceInfo, xs: &[f64]) -> Vec<Series> {
         mark: Mark::Guide,
         points: vec![(left, left * info.bandwidth), (knee(rate), 2.0 * rate), (right, 2.0 * rate)],
     };
-    info.rates.iter().map(|(math, rate)| line((math.name(), *rate))).collect()
+    rates.iter().map(|(math, rate)| line((math.name(), *rate))).collect()
 }
 
 /// Description of the device of the roofs.
@@ -115,7 +126,7 @@ fn device(page: &mut Page, info: &DeviceInfo) {
     }
     page.numbers(&numbers);
     let rate = |(name, rate): (&str, f64)| vec![Cell::from(name), with_unit(2.0 * rate, "op/s").into()];
-    let rates = info.rates.iter().map(|(math, of)| rate((math.name(), *of)));
+    let rates = info.rates.iter().filter(|(_, of)| *of > 0.0).map(|(math, of)| rate((math.name(), *of)));
     page.table(&["arithmetic", "#additions and multiplications"], rates.collect());
 }
 

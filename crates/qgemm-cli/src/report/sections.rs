@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::chart::{Chart, Mark, Series};
+use super::chart::Chart;
 use super::input::{BenchPoint, CasePoint, SweepPoint};
 use super::page::{Cell, Page};
+use super::series::{Mark, Series};
 use crate::bench::roof::share_text;
 
 /// Limit of series in a chart; more cannot be told apart.

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::chart::{Mark, Series};
+use super::series::{Mark, Series};
 
 /// Colors on a light and on a dark background, `--s0` to `--s9`. They
 /// differ in lightness, too, for grey prints.

@@ -2,10 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::chart::{Chart, Mark, Series};
+use anyhow::bail;
+use qgemm_api::printable;
+
+use super::chart::Chart;
 use super::input::Results;
 use super::page::{Cell, Page};
-use super::peer_of;
+use super::series::{Mark, Series};
 
 /// Limit of series in a chart; more cannot be told apart.
 const MOST_SERIES: usize = 10;
@@ -47,6 +50,21 @@ fn peers(results: &Results) -> Vec<(String, String)> {
         Some((column.clone(), run.name.clone().unwrap_or_else(|| column.clone())))
     };
     results.table.columns.iter().filter_map(name).collect()
+}
+
+/// The peer with a name or column.
+///
+/// # Errors
+/// When there is none.
+fn peer_of<'a>(names: &'a [(String, String)], wanted: &str) -> anyhow::Result<&'a str> {
+    let found = names.iter().find(|(column, name)| column == wanted || name == wanted);
+    match found {
+        Some((_, name)) => Ok(name),
+        None => {
+            let known: Vec<String> = names.iter().map(|(column, name)| format!("{column} ({name})")).collect();
+            bail!("--peer {}: expected one of {}", printable(wanted), known.join(", "))
+        }
+    }
 }
 
 /// A few of our formats, then all peers, then our other formats.

@@ -4,7 +4,7 @@
 use console::{Alignment, Term, measure_text_width, pad_str, truncate_str};
 use qgemm_api::printable;
 
-use super::Column;
+use super::column::Column;
 
 /// Least width of a column of words that shrinks.
 const LEAST: usize = 10;
@@ -69,7 +69,7 @@ impl Widths {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{numbers, words};
+    use super::super::column::{numbers, words};
     use super::*;
 
     const COLUMNS: [Column; 4] = [words("name", 30), numbers("time", 8), words("kernel", 40), words("note", 0)];
