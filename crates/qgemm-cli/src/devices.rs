@@ -66,7 +66,7 @@ impl From<DeviceInfo> for Found {
 
 impl Row for DeviceRow {
     const COLUMNS: &'static [Column] = &[
-        words("device", 7),
+        words("device", 8),
         words("name", 36),
         words("arch", 14),
         words("variant", 7),

@@ -56,7 +56,7 @@ fn pipes_get_whole_cells_and_terminals_lines_that_fit() {
     let whole = succeeds(&["inspect", SAMPLE]);
     assert!(!whole.contains('…'), "{whole}");
     // `script` gives the command a terminal.
-    let inner = format!("stty cols {COLUMNS}; '{}' devices", env!("CARGO_BIN_EXE_qgemm"));
+    let inner = format!("stty rows 24 cols {COLUMNS}; '{}' devices", env!("CARGO_BIN_EXE_qgemm"));
     let Ok(output) = Command::new("script").args(["-qec", &inner, "/dev/null"]).output() else {
         qgemm_testkit::skipped("tables in a terminal", "there is no program `script`");
         return;

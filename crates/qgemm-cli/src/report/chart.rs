@@ -161,7 +161,7 @@ pub fn with_unit(value: f64, unit: &str) -> String {
 
 /// A short number, and the prefix of its unit.
 fn scaled(value: f64) -> (String, &'static str) {
-    const UNITS: [(f64, &str); 4] = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")];
+    const UNITS: [(f64, &str); 5] = [(1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")];
     let (scaled, unit) =
         UNITS.iter().find(|(scale, _)| value >= *scale).map_or((value, ""), |(scale, unit)| (value / scale, *unit));
     // Three digits, but none of an integer less.

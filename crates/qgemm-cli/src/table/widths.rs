@@ -45,26 +45,37 @@ impl Widths {
     /// A line of cells, aligned. Control characters in names from files
     /// are escaped.
     pub fn line(&self, columns: &[Column], cells: Vec<String>) -> String {
-        let mut line = String::new();
-        let last = cells.len().min(columns.len()).saturating_sub(1);
-        for (i, (cell, column)) in cells.iter().zip(columns).enumerate() {
-            let mut cell = printable(cell);
-            let used = measure_text_width(&line);
-            if let Some(most) = self.terminal {
-                let room = if i == last { most.saturating_sub(used) } else { self.widths[i] };
-                if !column.right && room > 0 {
-                    cell = truncate_str(&cell, room, "…").into_owned();
-                }
-            }
-            let side = if column.right { Alignment::Right } else { Alignment::Left };
-            line += &pad_str(&cell, self.widths[i], side, None);
-            if i < last {
-                line += &" ".repeat(GAP);
+        let cells: Vec<String> = cells.iter().map(|cell| printable(cell)).collect();
+        let whole = padded(&cells, columns, &columns.iter().map(|column| column.width).collect::<Vec<_>>());
+        match self.terminal {
+            Some(most) if measure_text_width(&whole) > most => self.elided(columns, &cells, most),
+            _ => whole,
+        }
+    }
+
+    /// A line whose cells of words are cut to the columns.
+    fn elided(&self, columns: &[Column], cells: &[String], most: usize) -> String {
+        let mut cut = cells.to_vec();
+        let count = cells.len().min(columns.len());
+        for i in 0..count {
+            let used = self.widths[..i].iter().map(|width| width + GAP).sum::<usize>();
+            let room = if i + 1 == count { most.saturating_sub(used) } else { self.widths[i] };
+            if !columns[i].right {
+                cut[i] = if room == 0 { String::new() } else { truncate_str(&cut[i], room, "…").into_owned() };
             }
         }
-        line.truncate(line.trim_end().len());
-        line
+        padded(&cut, columns, &self.widths)
     }
+}
+
+/// Cells padded to these widths.
+fn padded(cells: &[String], columns: &[Column], widths: &[usize]) -> String {
+    let cell = |((cell, column), width): ((&String, &Column), &usize)| {
+        let side = if column.right { Alignment::Right } else { Alignment::Left };
+        pad_str(cell, *width, side, None).into_owned()
+    };
+    let cells: Vec<String> = cells.iter().zip(columns).zip(widths).map(cell).collect();
+    cells.join(&" ".repeat(GAP)).trim_end().to_owned()
 }
 
 #[cfg(test)]
@@ -85,6 +96,17 @@ mod tests {
             assert!(measure_text_width(&line) <= terminal, "{terminal}: {line}");
             assert!(line.contains("1234.56") && line.contains('…'), "{line}");
         }
+    }
+
+    #[test]
+    fn lines_that_fit_are_whole_though_a_cell_is_longer_than_its_column() {
+        let cells = ["n".repeat(40), "1".into(), "k".into(), "note".into()].to_vec();
+        let line = Widths::within(&COLUMNS, Some(120)).line(&COLUMNS, cells.clone());
+        assert!(cells.iter().all(|cell| line.contains(cell.as_str())), "{line}");
+        let columns = [words("name", 10), numbers("a", 30), numbers("b", 30), words("note", 0)];
+        let line =
+            Widths::within(&columns, Some(60)).line(&columns, ["n", "1", "2", "note"].map(str::to_owned).to_vec());
+        assert!(!line.contains("note") && line.contains('2'), "nothing is left for the note: {line}");
     }
 
     #[test]
