@@ -137,7 +137,7 @@ fn the_origin_is_that_of_the_results_and_not_of_this_machine() {
     succeeds(&["bench", "--device", "cpu", "--shape", "1x64x64", "--save", text(&saved)]);
     let new = page(&["--bench", text(&saved)]);
     let origin = &new["contents"][1]["rows"][0];
-    assert_eq!((&origin[1], &origin[2]), (&json!(cpu), &json!("")));
+    assert_eq!((&origin[1], &origin[2]), (&json!(cpu), &json!("none")));
     let command = origin[5].as_str().expect("recorded");
     assert!(command.starts_with("qgemm bench --device cpu --shape 1x64x64 --save "), "{command}");
     assert!(origin[3].as_str().is_some_and(|date| date.starts_with("20") && date.ends_with('Z')), "{origin}");
@@ -229,13 +229,11 @@ struct Picture {
 impl Picture {
     /// Checks that the background and the series colours are visible.
     fn shows(&self, background: [u8; 3], series: [[u8; 3]; 2]) {
-        let share = |colour| {
-            let same = self.pixels.iter().filter(|pixel| **pixel == colour).count();
-            same as f64 / self.pixels.len() as f64
-        };
-        let background = share(background);
+        let count = |colour| self.pixels.iter().filter(|pixel| **pixel == colour).count();
+        let background = count(background) as f64 / self.pixels.len() as f64;
         assert!((0.5..0.99).contains(&background), "{background} of the picture is background");
-        series.iter().for_each(|colour| assert!(share(*colour) > 1e-4, "{colour:?} is hardly there"));
+        // A line of two pixels across a phone.
+        series.iter().for_each(|colour| assert!(count(*colour) > 200, "{colour:?}: {} pixels", count(*colour)));
     }
 }
 
@@ -274,13 +272,13 @@ fn a_browser_shows_a_report_on_a_desk_and_on_a_phone() {
     assert_eq!((sections, dom.matches("role=\"img\"").count()), (6, 4), "sections and charts");
     assert!(dom.matches("class=\"m\"").count() > 1000 && dom.contains("Marlin int4 g128"));
 
-    let light = browser.picture(&page, [1200, 3600], &[], &kept.join("desk.png"));
-    light.shows([0xFF; 3], [[0x00, 0x55, 0xB9], [0xDE, 0x6F, 0x0E]]);
+    let light = browser.picture(&page, [1200, 5200], &[], &kept.join("desk.png"));
+    light.shows([0xFF; 3], [[0xC0, 0x12, 0x42], [0x0A, 0x96, 0xAF]]);
     let dark = ["--blink-settings=preferredColorScheme=0"];
-    let on_dark = browser.picture(&page, [1200, 3600], &dark, &kept.join("desk-dark.png"));
-    on_dark.shows([0x14, 0x17, 0x1A], [[0x68, 0xA5, 0xFF], [0xFE, 0xA6, 0x6F]]);
+    let on_dark = browser.picture(&page, [1200, 5200], &dark, &kept.join("desk-dark.png"));
+    on_dark.shows([0x14, 0x17, 0x1A], [[0xFE, 0x59, 0x72], [0x5B, 0xDE, 0xFB]]);
 
-    let size = [390, 4800];
+    let size = [390, 8000];
     let phone = kept.join("phone.html");
     fs::write(&phone, on_a_phone(&fs::read_to_string(&page).expect("text"), size)).expect("writable");
     let dom = browser.open(&phone, &["--dump-dom"]);
@@ -289,5 +287,5 @@ fn a_browser_shows_a_report_on_a_desk_and_on_a_phone() {
     assert!(seen[0] <= 390.0 && seen[1] == 0.0, "it scrolls sideways: {seen:?}");
     assert!(seen[2] >= 9.0, "words of a chart are {} pixels high", seen[2]);
     let on_phone = browser.picture(&phone, size, &dark, &kept.join("phone-dark.png"));
-    on_phone.shows([0x14, 0x17, 0x1A], [[0x68, 0xA5, 0xFF], [0xFE, 0xA6, 0x6F]]);
+    on_phone.shows([0x14, 0x17, 0x1A], [[0xFE, 0x59, 0x72], [0x5B, 0xDE, 0xFB]]);
 }
