@@ -52,7 +52,7 @@ fn forms_are_refused_where_they_cannot_be() {
 
 #[test]
 fn pipes_get_whole_cells_and_terminals_lines_that_fit() {
-    const COLUMNS: usize = 70;
+    const COLUMNS: usize = 80;
     let whole = succeeds(&["inspect", SAMPLE]);
     assert!(!whole.contains('…'), "{whole}");
     // `script` gives the command a terminal.

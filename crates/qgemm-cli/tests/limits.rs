@@ -81,7 +81,7 @@ fn pipes_beside_a_model_are_refused() {
     let bundle = folder.path().join("bundle");
     assert!(Command::new("mkfifo").arg(&bundle).status().expect("it is there").success());
     let output =
-        ends(Command::new("timeout").args(["30", env!("CARGO_BIN_EXE_qgemm"), "doctor"]).env("QGEMM_KERNELS", bundle));
+        ends(Command::new("timeout").args(["50", env!("CARGO_BIN_EXE_qgemm"), "doctor"]).env("QGEMM_KERNELS", bundle));
     let printed = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.code() == Some(1) && printed.contains("not a regular file"), "{printed}");
 }

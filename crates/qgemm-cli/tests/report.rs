@@ -232,8 +232,8 @@ impl Picture {
         let count = |colour| self.pixels.iter().filter(|pixel| **pixel == colour).count();
         let background = count(background) as f64 / self.pixels.len() as f64;
         assert!((0.5..0.99).contains(&background), "{background} of the picture is background");
-        // A line of two pixels across a phone.
-        series.iter().for_each(|colour| assert!(count(*colour) > 200, "{colour:?}: {} pixels", count(*colour)));
+        // Lines that others cross are seen in part.
+        series.iter().for_each(|colour| assert!(count(*colour) > 40, "{colour:?}: {} pixels", count(*colour)));
     }
 }
 

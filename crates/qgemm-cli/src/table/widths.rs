@@ -7,7 +7,9 @@ use qgemm_api::printable;
 use super::column::Column;
 
 /// Least width of a column of words that shrinks.
-const LEAST: usize = 10;
+const LEAST: usize = 6;
+/// Width up to which the first column, which names the row, is kept.
+const NAME: usize = 16;
 /// Characters between columns.
 const GAP: usize = 2;
 
@@ -33,10 +35,11 @@ impl Widths {
         // The last column gets what is left, and should get something.
         let needed = |widths: &[usize]| widths.iter().map(|width| width + GAP).sum::<usize>() + LEAST;
         while needed(&widths) > most {
-            let widest = (0..widths.len()).filter(|&i| !columns[i].right).max_by_key(|&i| widths[i]);
-            match widest {
-                Some(i) if widths[i] > LEAST => widths[i] -= 1,
-                _ => break,
+            let spare = |&i: &usize| widths[i].saturating_sub(if i == 0 { NAME } else { LEAST });
+            let widest = (0..widths.len()).filter(|&i| !columns[i].right).max_by_key(spare);
+            match widest.filter(|i| spare(i) > 0) {
+                Some(i) => widths[i] -= 1,
+                None => break,
             }
         }
         Self { widths, terminal }
