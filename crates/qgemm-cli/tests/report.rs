@@ -232,7 +232,7 @@ impl Picture {
         let count = |colour| self.pixels.iter().filter(|pixel| **pixel == colour).count();
         let background = count(background) as f64 / self.pixels.len() as f64;
         assert!((0.5..0.99).contains(&background), "{background} of the picture is background");
-        // Lines that others cross are seen in part.
+        // Lines that others cross show only parts.
         series.iter().for_each(|colour| assert!(count(*colour) > 40, "{colour:?}: {} pixels", count(*colour)));
     }
 }

@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn lines_fit_a_terminal_and_keep_their_numbers() {
-        for terminal in [60, 80, 100, 140] {
+        for terminal in [60, 80, 100, 120] {
             let line = Widths::within(&COLUMNS, Some(terminal)).line(&COLUMNS, cells());
             assert!(measure_text_width(&line) <= terminal, "{terminal}: {line}");
             assert!(line.contains("1234.56") && line.contains('…'), "{line}");
