@@ -224,9 +224,9 @@ pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda {
     pub use qgemm_cuda::{
-        AddressSpace, Graph, LentGraph, TimelineEntry, capture, capture_lent, capture_with, copy_bandwidth, cudarc,
-        device_address, from_cudarc_stream, read_bandwidth, record_timeline, repack_bandwidth, wrap_device_ptr,
-        wrap_stream,
+        AddressSpace, BundleContents, CacheFolder, Compiler, Graph, Installation, LentGraph, TimelineEntry, capture,
+        capture_lent, capture_with, copy_bandwidth, cudarc, device_address, from_cudarc_stream, installation,
+        read_bandwidth, record_timeline, repack_bandwidth, wrap_device_ptr, wrap_stream,
     };
 }
 

@@ -3,9 +3,12 @@
 
 pub mod baseline;
 mod cliffs;
+mod copies;
 mod generation;
 mod grid;
 mod language_model;
+pub mod roof;
+mod row;
 pub mod subject;
 mod sweep;
 mod timeline;
@@ -15,27 +18,28 @@ mod tokens;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{bail, ensure};
 use clap::ValueEnum;
 use qgemm_api::{
     Activation, Context, DType, DeviceKind, FactorFormat, KvFormat, MatmulLayout, NormKind, Profile, Tuned, XFormat,
     XPrecision,
 };
-use serde::{Deserialize, Serialize};
 
 use crate::choice::{self, FormatChoice, Sizes};
+use crate::contention::{self, Cores};
 use crate::holds::Holds;
-use crate::measured;
 use crate::opening::Opening;
 use crate::operations::experts::Form;
 use crate::operations::{Op, gemm};
-use crate::out;
+use crate::out::{self, Printing};
 use crate::progress::Progress;
-use crate::table::{Column, Row, Table, numbers, words};
+use crate::table::Table;
 use crate::whole_file::{Existing, WholeFile};
 use baseline::Baseline;
+pub use copies::{copies, copies_of_part, rotated};
 use language_model::ModelArgs;
-use timing::Timing;
+use roof::{AboveRoof, read_bandwidth};
+pub use row::BenchRow;
 use tokens::Tokens;
 
 /// Options of the command.
@@ -215,131 +219,23 @@ pub struct Args {
     pub profile: Option<Option<PathBuf>>,
 }
 
-/// One measurement.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct BenchRow {
-    pub device: String,
-    pub shape: String,
-    pub format: String,
-    pub x_dtype: String,
-    pub kernel: String,
-    /// Identity of the kernel.
-    #[serde(default)]
-    pub kernel_id: Option<String>,
-    /// Matrix instructions that the kernel leaves unused, though
-    /// FMA bounds it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub unused_math: Option<String>,
-    /// Median time of a launch.
-    #[serde(deserialize_with = "measured::time")]
-    pub microseconds: f64,
-    /// Half the interquartile range, relative to the median.
-    #[serde(deserialize_with = "measured::share")]
-    pub noise: f64,
-    /// Minimum traffic over time.
-    pub bytes_per_second: f64,
-    /// Operations (two per multiply-add) over time.
-    pub flops: f64,
-    /// Share of the device's read bandwidth.
-    pub bandwidth_share: f64,
-    /// Copies of the weight that launches rotate through.
-    pub copies: usize,
-    /// Whether launches were replayed from a CUDA graph.
-    pub graph: bool,
-    /// Times of a launch's kernels, in order; only with `--profile`.
-    #[serde(skip_deserializing, default, skip_serializing_if = "Option::is_none")]
-    pub profile: Option<Profile>,
-    /// Slowdown relative to the baseline: 0.1 is 10 % slower.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub slower: Option<f64>,
-    /// Whether the slowdown exceeds the noise.
-    #[serde(default)]
-    pub regressed: bool,
-}
-
-impl BenchRow {
-    /// Row of launches that move `bytes` each, without names and
-    /// arithmetic. `bandwidth` is the device's read bandwidth.
-    pub fn timed(ctx: &Context, timing: Timing, bytes: f64, bandwidth: f64, copies: usize) -> Self {
-        let Timing { median, noise, graph, profile } = timing;
-        let bytes_per_second = bytes / median;
-        Self {
-            device: ctx.info().name.clone(),
-            shape: String::new(),
-            format: String::new(),
-            x_dtype: String::new(),
-            kernel: String::new(),
-            kernel_id: None,
-            unused_math: None,
-            microseconds: median * 1e6,
-            noise,
-            bytes_per_second,
-            flops: 0.0,
-            bandwidth_share: bytes_per_second / bandwidth,
-            copies,
-            graph,
-            profile: Some(profile),
-            slower: None,
-            regressed: false,
-        }
-    }
-}
-
-impl Row for BenchRow {
-    const COLUMNS: &'static [Column] = &[
-        words("shape", 18),
-        words("format", 18),
-        words("kernel", 32),
-        numbers("time us", 10),
-        numbers("noise", 6),
-        numbers("GB/s", 8),
-        numbers("TFLOP/s", 8),
-        numbers("of read", 7),
-        numbers("copies", 6),
-        words("against baseline", 0),
-    ];
-
-    fn cells(&self) -> Vec<String> {
-        let percent = |share: f64| format!("{:.1}%", share * 100.0);
-        let against = self.slower.map(|slower| {
-            let mark = if self.regressed { "  REGRESSION" } else { "" };
-            format!("{:+.1}%{mark}", slower * 100.0)
-        });
-        vec![
-            self.shape.clone(),
-            self.format.clone(),
-            match &self.unused_math {
-                Some(math) => format!("{} (FMA, no {math})", self.kernel),
-                None => self.kernel.clone(),
-            },
-            format!("{:.2}", self.microseconds),
-            percent(self.noise),
-            format!("{:.1}", self.bytes_per_second / 1e9),
-            if self.flops > 0.0 { format!("{:.3}", self.flops / 1e12) } else { "-".to_owned() },
-            percent(self.bandwidth_share),
-            self.copies.to_string(),
-            against.unwrap_or_default(),
-        ]
-    }
-}
-
 /// Runs the command.
 ///
 /// # Errors
 /// When the device, the model or a file fails, or no kernel
 /// supports a shape.
-pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
+pub fn run(args: &Args, printing: Printing) -> anyhow::Result<Holds> {
     let mut ctx = Context::open(&args.device)?;
     if let (Some(model), None) = (&args.model, args.op) {
         args.check_whole_model()?;
         let tuned = args.tuned.as_deref().map_or(Ok(Tuned::Auto), choice::tuned)?;
-        return language_model::run(&ctx.with_tuned(tuned), args, model, json);
+        return language_model::run(&ctx.with_tuned(tuned), args, model, printing);
     }
     if let Some(path) = &args.tuned {
         ctx = ctx.with_tuned(choice::tuned(path)?);
     }
     if let Some(problems) = args.grid {
-        return grid::run(&ctx, problems, args.budget, args.largest << 20, json);
+        return grid::run(&ctx, problems, args.budget, args.largest << 20, printing.json("bench --grid")?);
     }
     args.check()?;
     let baseline = args.baseline.as_deref().map(Baseline::read).transpose()?;
@@ -349,18 +245,27 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
     args.save_tuned.as_ref().map(begin).transpose()?;
     let trace = args.trace()?;
     if let Some(Tokens(tokens)) = &args.sweep_m {
-        return sweep::run(&ctx, args, tokens, &gemm::subjects(args)?, json);
+        return sweep::run(&ctx, args, tokens, &gemm::subjects(args)?, printing);
     }
     let work = args.op().work(args)?;
-    let bandwidth = read_bandwidth(&ctx)?;
-    if !json {
-        out::line(&format!("{} ({}), reads {:.1} GB/s", ctx.info().name, ctx.info().id, bandwidth / 1e9))?;
-    }
     let progress = Progress::new(work.len() as u64, "measuring");
-    let mut table = Table::new(json);
+    progress.say("the read bandwidth".into());
+    let mut bandwidth = read_bandwidth(&ctx)?;
+    if printing.is_text() {
+        let reads = format!("{} ({}), reads {:.1} GB/s", ctx.info().name, ctx.info().id, bandwidth / 1e9);
+        progress.print(&reads)?;
+    }
+    let mut table = Table::new(printing);
     for work in &work {
         progress.say(work.to_string());
+        let before = Cores::now();
         let mut row = work.measure(&ctx, args, bandwidth)?;
+        row.contention = before.and_then(|before| before.others_since());
+        if row.above_roof == Some(AboveRoof::RoofTooLow) {
+            // Other work may have slowed the measurement of the roof.
+            bandwidth = bandwidth.max(read_bandwidth(&ctx)?);
+            row.judge_share(&ctx, bandwidth);
+        }
         if let Some(baseline) = &baseline {
             baseline.judge(&mut row);
         }
@@ -370,10 +275,14 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
         table.push(row, &progress)?;
         progress.step(1);
     }
+    let busy = gpu_contention(&ctx);
     drop(progress);
     let rows = table.finish()?;
+    if printing.is_text() {
+        busy.iter().try_for_each(|text| out::line(text))?;
+    }
     let profile = Profile::joined(rows.iter().filter_map(|row| row.profile.as_ref()));
-    if let (Some(profile), false) = (&profile, json) {
+    if let (Some(profile), true) = (&profile, printing.is_text()) {
         out::line(&format!("\n{profile}"))?;
     }
     if let (Some(profile), Some(file)) = (&profile, trace) {
@@ -383,7 +292,7 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
         baseline::save(file, &rows)?;
     }
     let regressions = rows.iter().filter(|row| row.regressed).count();
-    if baseline.is_some() && !json {
+    if baseline.is_some() && printing.is_text() {
         let missing = rows.iter().filter(|row| row.slower.is_none()).count();
         out::line(&format!("{regressions} regressions beyond the noise; {missing} results have no baseline"))?;
     }
@@ -480,45 +389,12 @@ impl Args {
     }
 }
 
-/// Least bytes that a CPU rotates through. Its last-level cache
-/// may be shared, and reported in part.
-const HOST_BYTES: usize = 1 << 30;
-
-/// Number of copies of a weight such that none is still in the
-/// last-level cache when it is used again.
-pub fn copies(ctx: &Context, bytes: usize) -> usize {
-    copies_of_part(ctx, bytes, bytes)
-}
-
-/// As [`copies`], for weights of `bytes` bytes of which a launch
-/// reads `part`. On CPUs, whose cache is not known, all bytes
-/// count.
-pub fn copies_of_part(ctx: &Context, part: usize, bytes: usize) -> usize {
-    const CACHES: u64 = 2;
-    const FEWEST: u64 = 2;
-    const MOST: u64 = 512;
-    let is_cpu = ctx.info().id.kind == DeviceKind::Cpu;
-    let (bytes, part) = (bytes as u64, if is_cpu { bytes } else { part.max(1) } as u64);
-    // Unknown device memory gives no bound.
-    let in_memory = match ctx.info().memory_bytes {
-        0 => MOST,
-        memory => memory / 4 / bytes,
-    };
-    let host_bytes = if is_cpu { HOST_BYTES as u64 } else { 0 };
-    let beyond_cache = (CACHES * ctx.info().cache_bytes).max(host_bytes).div_ceil(part);
-    beyond_cache.min(in_memory).clamp(FEWEST, MOST) as usize
-}
-
-/// Read bandwidth in bytes per second: measured if possible,
-/// otherwise as the device reports it.
-fn read_bandwidth(ctx: &Context) -> anyhow::Result<f64> {
-    const PROBE_BYTES: usize = 2 << 30;
-    match ctx.info().id.kind {
-        DeviceKind::Cuda => Ok(qgemm_api::cuda::read_bandwidth(&**ctx.device(), PROBE_BYTES)?),
-        DeviceKind::Cpu => {
-            let measured = qgemm_api::cpu::read_bandwidth(ctx.info().units as usize, HOST_BYTES);
-            measured.context("no memory to measure the read bandwidth with")
-        }
-        _ => Ok(ctx.info().bandwidth),
+/// Remarks on what slows a CUDA device down.
+fn gpu_contention(ctx: &Context) -> Vec<String> {
+    if ctx.info().id.kind != DeviceKind::Cuda {
+        return Vec::new();
     }
+    // `nvidia-smi` numbers devices differently.
+    let same = contention::gpus().into_iter().filter(|gpu| gpu.name == ctx.info().name);
+    same.filter_map(|gpu| gpu.contention()).collect()
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use qgemm_api::emu::{KernelCounters, Space, Traffic};
 use serde::Serialize;
 
-use crate::out;
+use crate::out::{self, Printing};
 use crate::table::{self, Column, Row, numbers, words};
 
 /// Accesses of a kernel to print, the largest excess first.
@@ -88,7 +88,7 @@ fn row((kernel, counters): (String, KernelCounters)) -> KernelRow {
 ///
 /// # Errors
 /// When a row cannot be serialised.
-pub fn print(kernels: Vec<KernelRow>) -> anyhow::Result<()> {
+pub fn print(kernels: Vec<KernelRow>, printing: Printing) -> anyhow::Result<()> {
     let mut worst = Vec::new();
     for row in &kernels {
         let sites = row.sites.iter().filter(|site| site.cost.excess() > 0).take(WORST_SITES);
@@ -100,12 +100,12 @@ pub fn print(kernels: Vec<KernelRow>) -> anyhow::Result<()> {
         }));
     }
     out::line("")?;
-    table::print(kernels, false)?;
+    table::print(kernels, printing)?;
     out::line("")?;
-    if worst.is_empty() {
+    if worst.is_empty() && printing.is_text() {
         return out::line("every access takes as little as it can");
     }
-    table::print(worst, false)
+    table::print(worst, printing)
 }
 
 impl Row for KernelRow {

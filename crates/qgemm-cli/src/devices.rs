@@ -4,7 +4,7 @@ use qgemm_api::{DeviceInfo, DeviceListing, Feature, Format, devices};
 use serde::Serialize;
 
 use crate::holds::Holds;
-use crate::out;
+use crate::out::{self, Printing};
 use crate::table::{self, Column, Row, numbers, words};
 
 #[derive(Serialize)]
@@ -66,7 +66,7 @@ impl From<DeviceInfo> for Found {
 
 impl Row for DeviceRow {
     const COLUMNS: &'static [Column] = &[
-        words("device", 7),
+        words("device", 8),
         words("name", 36),
         words("arch", 14),
         words("variant", 7),
@@ -150,16 +150,16 @@ impl Row for FormatRow {
 ///
 /// # Errors
 /// When a table cannot be serialised.
-pub fn run(json: bool) -> anyhow::Result<Holds> {
+pub fn run(printing: Printing) -> anyhow::Result<Holds> {
     let devices: Vec<DeviceRow> = devices().into_iter().map(Into::into).collect();
     let formats: Vec<FormatRow> = Format::all().map(Into::into).collect();
-    if json {
+    if printing == Printing::Json {
         let both = serde_json::json!({ "devices": devices, "formats": formats });
         out::json(&both)?;
     } else {
-        table::print(devices, false)?;
+        table::print(devices, printing)?;
         out::line("")?;
-        table::print(formats, false)?;
+        table::print(formats, printing)?;
     }
     Ok(Holds::Yes)
 }

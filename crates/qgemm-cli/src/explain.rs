@@ -9,7 +9,7 @@ use qgemm_api::{Activation, Context, DType, DescribedWeight, Format, KvFormat, P
 use crate::choice::{self, Sizes};
 use crate::holds::Holds;
 use crate::operations::Op;
-use crate::out;
+use crate::out::{self, Printing};
 
 /// Options of the command.
 #[derive(clap::Args)]
@@ -86,7 +86,8 @@ pub struct Args {
 ///
 /// # Errors
 /// When the device fails to open, or a shape is invalid.
-pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
+pub fn run(args: &Args, printing: Printing) -> anyhow::Result<Holds> {
+    let json = printing.json("explain")?;
     let mut ctx = Context::open(&args.device)?;
     if let Some(path) = &args.tuned {
         ctx = ctx.with_tuned(choice::tuned(path)?);

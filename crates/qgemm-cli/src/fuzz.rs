@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::bench::baseline::Baseline;
 use crate::report::input::{BenchPoint, Results, SweepPoint, cases_of};
 use crate::report::page::Page;
-use crate::report::sections;
+use crate::report::{self, sections};
 
 const WORDS: &[&str] =
     &["qgemm", "pass", "fail", "skip", "q4_0", "us", "m", "n", "k", "microseconds", "noise", "shape", "verdict"];
@@ -68,7 +68,7 @@ fn target() -> ResultsTarget {
         (
             |_, text| {
                 let mut page = Page::new("t");
-                sections::tokens(&mut page, &parsed::<Results>(text)?).ok().map(|()| page)
+                report::tokens(&mut page, &parsed::<Results>(text)?, None).ok().map(|()| page)
             },
             results,
         ),
@@ -83,7 +83,7 @@ fn target() -> ResultsTarget {
         (
             |target, text| {
                 let mut page = Page::new("t");
-                sections::roofline(&mut page, &parsed(text)?, target.ctx.info()).ok().map(|()| page)
+                report::roofline(&mut page, &parsed(text)?, Some(target.ctx.info())).ok().map(|()| page)
             },
             plan(),
         ),

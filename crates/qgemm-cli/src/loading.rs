@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::bench::subject;
 use crate::choice::{FormatChoice, Shape};
 use crate::holds::Holds;
-use crate::out;
+use crate::out::{self, Printing};
 use crate::progress::Progress;
 use crate::table::{Column, Row, Table, numbers, words};
 
@@ -78,13 +78,13 @@ impl Row for LoadingRow {
 ///
 /// # Errors
 /// When the device fails, or a format cannot store a shape.
-pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
+pub fn run(args: &Args, printing: Printing) -> anyhow::Result<Holds> {
     /// Larger than every cache.
     const COPIED_BYTES: usize = 1 << 30;
     let ctx = Context::open(&args.device)?;
     let packs = ctx.info().id.kind == DeviceKind::Cuda;
     let copying = packs.then(|| qgemm_api::cuda::copy_bandwidth(&**ctx.device(), COPIED_BYTES)).transpose()?;
-    if !json {
+    if printing.is_text() {
         out::line(&format!("{} ({})", ctx.info().name, ctx.info().id))?;
         if let Some(rate) = copying {
             out::line(&format!("copies {:.1} GB/s, read and written", rate / 1e9))?;
@@ -95,7 +95,7 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
         subjects.extend(subject::made_up(&args.shape, Some(format))?);
     }
     let progress = Progress::new(subjects.len() as u64, "loading");
-    let mut table = Table::new(json);
+    let mut table = Table::new(printing);
     for subject in &subjects {
         progress.say(subject.to_string());
         let weight = subject.weight()?;

@@ -6,8 +6,10 @@
 
 mod bench;
 mod choice;
+mod contention;
 mod counters;
 mod devices;
+mod doctor;
 mod explain;
 #[cfg(test)]
 mod fuzz;
@@ -21,6 +23,7 @@ mod out;
 mod plan;
 mod prepare;
 mod progress;
+mod provenance;
 mod quantize;
 mod report;
 mod run;
@@ -40,17 +43,17 @@ use qgemm_api::printable;
 use tracing_subscriber::EnvFilter;
 
 use holds::Holds;
+use out::PrintingOptions;
 
 #[derive(Parser)]
 #[command(
     name = "qgemm",
-    version,
+    version = provenance::VERSION,
     about = "Quantized matrix multiplication: language models, devices, model files, checks, benchmarks"
 )]
 struct Cli {
-    /// Print tables as JSON.
-    #[arg(long, global = true)]
-    json: bool,
+    #[command(flatten)]
+    printing: PrintingOptions,
     #[command(subcommand)]
     command: Command,
 }
@@ -59,9 +62,12 @@ struct Cli {
 enum Command {
     /// List the devices of this machine and the formats that they multiply.
     Devices,
+    /// Say what of this machine is found, missing or busy, and why it
+    /// matters. Fails when something does not work.
+    Doctor,
     /// Continue a text with a language model, or answer a message.
     Run(run::Args),
-    /// List the tensors of a model: names, formats, shapes, bytes.
+    /// Show what a model is: settings, tensors, totals by format.
     Inspect(inspect::Args),
     /// Quantize the weights of a model, safetensors or GGUF, into a
     /// GGUF file.
@@ -97,22 +103,7 @@ fn main() -> ExitCode {
     // QGEMM_LOG=qgemm_api=info shows the chosen kernels.
     let filter = EnvFilter::try_from_env("QGEMM_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
-    let result = match &cli.command {
-        Command::Devices => devices::run(cli.json),
-        Command::Run(args) => run::run(args, cli.json),
-        Command::Inspect(args) => inspect::run(args, cli.json),
-        Command::Quantize(args) => quantize::run(args, cli.json),
-        Command::Verify(args) => verify::run(args, cli.json),
-        Command::Bench(args) => bench::run(args, cli.json),
-        Command::Explain(args) => explain::run(args, cli.json),
-        Command::Plan(args) => plan::run(args, cli.json),
-        Command::Prepare(args) => prepare::run(args, cli.json),
-        Command::Tune(args) => tune::run(args, cli.json),
-        Command::Report(args) => report::run(args, cli.json),
-        Command::Support(args) => support::run(args, cli.json),
-        Command::Loading(args) => loading::run(args, cli.json),
-    };
-    match result {
+    match result(&cli) {
         Ok(Holds::Yes) => ExitCode::SUCCESS,
         Ok(Holds::No) => ExitCode::FAILURE,
         Err(error) if error.is::<out::Closed>() => ExitCode::from(OF_A_CLOSED_PIPE),
@@ -122,6 +113,27 @@ fn main() -> ExitCode {
             let _ = writeln!(std::io::stderr(), "error: {}", printable(&format!("{error:#}")));
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Runs the chosen command.
+fn result(cli: &Cli) -> anyhow::Result<Holds> {
+    let printing = cli.printing.chosen()?;
+    match &cli.command {
+        Command::Devices => devices::run(printing),
+        Command::Doctor => doctor::run(printing),
+        Command::Run(args) => run::run(args, printing),
+        Command::Inspect(args) => inspect::run(args, printing),
+        Command::Quantize(args) => quantize::run(args, printing),
+        Command::Verify(args) => verify::run(args, printing),
+        Command::Bench(args) => bench::run(args, printing),
+        Command::Explain(args) => explain::run(args, printing),
+        Command::Plan(args) => plan::run(args, printing),
+        Command::Prepare(args) => prepare::run(args, printing),
+        Command::Tune(args) => tune::run(args, printing),
+        Command::Report(args) => report::run(args, printing),
+        Command::Support(args) => support::run(args, printing),
+        Command::Loading(args) => loading::run(args, printing),
     }
 }
 

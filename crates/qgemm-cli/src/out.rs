@@ -4,9 +4,70 @@
 use std::fmt;
 use std::io::{self, ErrorKind, Write};
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use qgemm_api::printable;
 use serde::Serialize;
+
+/// Form of what a command prints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Printing {
+    /// Aligned tables and lines, for a terminal.
+    Text,
+    /// One JSON value.
+    Json,
+    /// Tables with a field a column, and numbers with all digits.
+    Csv,
+    /// Tables as people read them.
+    Markdown,
+}
+
+/// Options of [`Printing`].
+#[derive(clap::Args)]
+#[command(next_help_heading = "Output")]
+pub struct PrintingOptions {
+    /// Print JSON instead of tables.
+    #[arg(long, global = true)]
+    json: bool,
+    /// Print tables as CSV: the fields of JSON, one a column.
+    #[arg(long, global = true)]
+    csv: bool,
+    /// Print tables in Markdown.
+    #[arg(long, global = true)]
+    markdown: bool,
+}
+
+impl PrintingOptions {
+    /// The chosen form.
+    ///
+    /// # Errors
+    /// When several are given.
+    pub fn chosen(&self) -> anyhow::Result<Printing> {
+        let given = [(self.json, Printing::Json), (self.csv, Printing::Csv), (self.markdown, Printing::Markdown)];
+        let mut given = given.into_iter().filter_map(|(is_given, form)| is_given.then_some(form));
+        let first = given.next().unwrap_or(Printing::Text);
+        ensure!(given.next().is_none(), "expected one of --json, --csv and --markdown");
+        Ok(first)
+    }
+}
+
+impl Printing {
+    /// Whether lines for people are printed beside tables.
+    pub fn is_text(self) -> bool {
+        self == Printing::Text
+    }
+
+    /// Whether JSON is printed, for a command without tables.
+    ///
+    /// # Errors
+    /// With `--csv` and `--markdown`.
+    pub fn json(self, command: &str) -> anyhow::Result<bool> {
+        ensure!(
+            matches!(self, Printing::Text | Printing::Json),
+            "`qgemm {command}` prints no table: expected --json instead of --csv and --markdown"
+        );
+        Ok(self == Printing::Json)
+    }
+}
 
 /// The reader of standard output has closed it, as `head` does.
 #[derive(Debug)]

@@ -7,9 +7,10 @@ use qgemm_api::exec::{ExecPlan, RegionKind};
 use qgemm_api::{Context, DType, KvFormat, PlanOptions, Tuned, XPrecision, open_model};
 
 use crate::holds::Holds;
+use crate::out::{self, Printing};
 use crate::table::bytes;
+use crate::text_file;
 use crate::whole_file::{Existing, WholeFile};
-use crate::{out, text_file};
 
 /// Options of the command.
 #[derive(clap::Args)]
@@ -81,7 +82,8 @@ pub struct Args {
 ///
 /// # Errors
 /// When the model, the device or a file fails, or a plan does not fit.
-pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
+pub fn run(args: &Args, printing: Printing) -> anyhow::Result<Holds> {
+    let json = printing.json("plan")?;
     let ctx = Context::open(&args.device)?.with_tuned(Tuned::Auto);
     let plan = match &args.check {
         Some(path) => {

@@ -11,7 +11,7 @@ use crate::bench::subject;
 use crate::choice::{self, FormatChoice, Sizes};
 use crate::holds::Holds;
 use crate::opening::Opening;
-use crate::out;
+use crate::out::{self, Printing};
 use crate::progress::Progress;
 use crate::table::{self, Column, Row, numbers, words};
 
@@ -73,7 +73,7 @@ impl Row for PrepareRow {
 ///
 /// # Errors
 /// When the device or the model fails, or a problem has no plan.
-pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
+pub fn run(args: &Args, printing: Printing) -> anyhow::Result<Holds> {
     let subjects = subject::chosen(args.model.as_deref(), args.opening, &args.shape, args.format)?;
     let start = Instant::now();
     let ctx = Context::open(&args.device)?;
@@ -101,8 +101,8 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
             plan_microseconds: start.elapsed().as_secs_f64() * 1e6,
         });
     }
-    table::print(rows, json)?;
-    if !json {
+    table::print(rows, printing)?;
+    if printing.is_text() {
         out::line(&format!(
             "{prepared} of {} problems in {seconds:.3} s, the device opened in {:.3} s",
             problems.len(),

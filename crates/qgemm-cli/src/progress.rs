@@ -1,7 +1,9 @@
 //! Progress bar on standard error, which does not disturb tables.
 
+use std::thread;
 use std::time::Duration;
 
+use console::Term;
 use indicatif::{ProgressBar, ProgressStyle};
 use qgemm_api::printable;
 
@@ -14,11 +16,16 @@ impl Progress {
     /// A bar over `steps` steps.
     pub fn new(steps: u64, what: &'static str) -> Self {
         let bar = ProgressBar::new(steps);
-        if let Ok(style) = ProgressStyle::with_template("{prefix} {wide_bar} {pos}/{len} ({eta}) {msg}") {
+        if let Ok(style) = ProgressStyle::with_template("{prefix} {wide_bar} {pos}/{len} ({elapsed}, {eta} left) {msg}")
+        {
             bar.set_style(style);
         }
         bar.set_prefix(what);
-        bar.enable_steady_tick(Duration::from_millis(200));
+        // Without a thread the bar moves only at steps.
+        let has_threads = || thread::Builder::new().spawn(|| ()).is_ok();
+        if Term::stderr().is_term() && has_threads() {
+            bar.enable_steady_tick(Duration::from_millis(200));
+        }
         Self(bar)
     }
 

@@ -17,6 +17,7 @@ use qgemm_api::{GgufConversion, Model, model_files};
 
 use crate::holds::Holds;
 use crate::opening::Opening;
+use crate::out::Printing;
 use crate::progress::Progress;
 use crate::table::Table;
 use crate::whole_file::{Existing, WholeFile};
@@ -67,7 +68,7 @@ pub struct Args {
 /// # Errors
 /// When the input is not a readable model, GGUF lacks the format,
 /// or writing fails. The output file is then unchanged.
-pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
+pub fn run(args: &Args, printing: Printing) -> anyhow::Result<Holds> {
     let mut inputs = model_files(&args.input)?;
     for file in &inputs {
         ensure!(!is_same_file(file, &args.output), "{} is the model that is read", args.output.display());
@@ -97,7 +98,7 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
     for target in &targets {
         target.announce(&mut header).with_context(|| target.name.name.clone())?;
     }
-    let work = Work { model: &model, importance: &importance, targets: &targets, path: &args.output, json };
+    let work = Work { model: &model, importance: &importance, targets: &targets, path: &args.output, printing };
     if args.resume {
         drop(output);
         inputs.extend(args.imatrix.clone());
@@ -161,7 +162,7 @@ struct Work<'a> {
     importance: &'a Importance,
     targets: &'a [Target<'a>],
     path: &'a Path,
-    json: bool,
+    printing: Printing,
 }
 
 impl Work<'_> {
@@ -178,7 +179,7 @@ impl Work<'_> {
         let (earlier, rest) = self.targets.split_at(rows.len());
         let progress = Progress::new(bytes(self.targets), "quantizing");
         progress.step(bytes(earlier));
-        let mut table = Table::new(self.json);
+        let mut table = Table::new(self.printing);
         for row in rows {
             table.push(row, &progress)?;
         }

@@ -8,7 +8,8 @@ use qgemm_api::{Context, DType, KvFormat, Tuned, XPrecision, printable};
 use qgemm_model::{Engine, EngineOptions, Finish, Generation, LanguageModel, Message, Precision, Sampling};
 use serde::Serialize;
 
-use crate::{Holds, out};
+use crate::holds::Holds;
+use crate::out::{self, Printing};
 
 /// Options of the command.
 #[derive(clap::Args)]
@@ -88,7 +89,8 @@ struct Report {
 ///
 /// # Errors
 /// When the model cannot be opened or run, or the prompt does not fit.
-pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
+pub fn run(args: &Args, printing: Printing) -> anyhow::Result<Holds> {
+    let json = printing.json("run")?;
     let start = Instant::now();
     let ctx = Context::open(&args.device)?.with_tuned(Tuned::Auto);
     let precision = Precision { activations: args.x_dtype, x_precision: args.x_precision, ..Precision::default() };

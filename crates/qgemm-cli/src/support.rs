@@ -13,7 +13,7 @@ use qgemm_testkit::{WeightKind, weight};
 use serde::Serialize;
 
 use crate::holds::Holds;
-use crate::out;
+use crate::out::{self, Printing};
 use crate::table::{self, Column, Row, words};
 use x_formats::XFormats;
 
@@ -23,9 +23,6 @@ pub struct Args {
     /// as real ones.
     #[arg(long, num_args = 1.., default_values = DEVICES)]
     device: Vec<String>,
-    /// Print the page `docs/guide/support.md`.
-    #[arg(long)]
-    markdown: bool,
 }
 
 /// Every kind of device.
@@ -183,16 +180,16 @@ impl Row for Support {
 ///
 /// # Errors
 /// When a device cannot be opened, or a weight cannot be loaded.
-pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
+pub fn run(args: &Args, printing: Printing) -> anyhow::Result<Holds> {
     let devices: Vec<&str> = args.device.iter().map(String::as_str).collect();
     let all = ask_all(&devices)?;
-    match (args.markdown, json) {
-        (true, _) => out::text(&page(&devices, &all))?,
-        (false, true) => out::json(&all)?,
-        (false, false) => {
-            table::print(all.operations, false)?;
+    match printing {
+        Printing::Markdown => out::text(&page(&devices, &all))?,
+        Printing::Json => out::json(&all)?,
+        Printing::Text | Printing::Csv => {
+            table::print(all.operations, printing)?;
             out::line("")?;
-            table::print(all.formats, false)?;
+            table::print(all.formats, printing)?;
         }
     }
     Ok(Holds::Yes)

@@ -1,34 +1,19 @@
-//! Tables: text with aligned columns, printed row by row, or one
-//! JSON array.
+//! Tables: text with aligned columns, printed row by row; JSON, CSV or
+//! Markdown, printed at the end.
+
+mod column;
+mod csv;
+mod widths;
 
 use qgemm_api::printable;
 use serde::Serialize;
 
-use crate::out;
+use crate::out::{self, Printing};
 use crate::progress::Progress;
+pub use column::{Column, numbers, words};
+use widths::Widths;
 
-/// A column of text.
-pub struct Column {
-    /// Its title.
-    pub title: &'static str,
-    /// Width in characters; longer cells shift the rest of their
-    /// line.
-    pub width: usize,
-    /// Numbers are aligned to the right.
-    pub right: bool,
-}
-
-/// A column of words.
-pub const fn words(title: &'static str, width: usize) -> Column {
-    Column { title, width, right: false }
-}
-
-/// A column of numbers.
-pub const fn numbers(title: &'static str, width: usize) -> Column {
-    Column { title, width, right: true }
-}
-
-/// A row: serialized as JSON, and one cell per column.
+/// A row: serialized as JSON and CSV, and one cell per column.
 pub trait Row: Serialize {
     /// The columns.
     const COLUMNS: &'static [Column];
@@ -39,29 +24,31 @@ pub trait Row: Serialize {
 
 /// A table in progress.
 pub struct Table<R> {
-    json: bool,
-    started: bool,
+    printing: Printing,
+    widths: Option<Widths>,
     rows: Vec<R>,
 }
 
 impl<R: Row> Table<R> {
     /// An empty table.
-    pub fn new(json: bool) -> Self {
-        Self { json, started: false, rows: Vec::new() }
+    pub fn new(printing: Printing) -> Self {
+        Self { printing, widths: None, rows: Vec::new() }
     }
 
-    /// Adds a row and, without JSON, prints it.
+    /// Adds a row and prints it, if rows are printed one by one.
     ///
     /// # Errors
     /// When standard output is closed or full.
     pub fn push(&mut self, row: R, progress: &Progress) -> anyhow::Result<()> {
-        if !self.json {
-            let title = || line::<R>(R::COLUMNS.iter().map(|c| c.title.to_owned()).collect());
-            if !self.started {
-                progress.print(&title())?;
-                self.started = true;
+        if self.printing.is_text() {
+            if self.widths.is_none() {
+                let widths = Widths::of_output(R::COLUMNS);
+                progress.print(&widths.line(R::COLUMNS, titles::<R>()))?;
+                self.widths = Some(widths);
             }
-            progress.print(&line::<R>(row.cells()))?;
+            if let Some(widths) = &self.widths {
+                progress.print(&widths.line(R::COLUMNS, row.cells()))?;
+            }
         }
         self.rows.push(row);
         Ok(())
@@ -78,8 +65,11 @@ impl<R: Row> Table<R> {
     /// When a row cannot be serialised, or standard output is closed
     /// or full.
     pub fn finish(self) -> anyhow::Result<Vec<R>> {
-        if self.json {
-            out::json(&self.rows)?;
+        match self.printing {
+            Printing::Text => {}
+            Printing::Json => out::json(&self.rows)?,
+            Printing::Csv => out::text(&csv::text(&self.rows)?)?,
+            Printing::Markdown => out::text(&markdown(&self.rows))?,
         }
         Ok(self.rows)
     }
@@ -90,23 +80,47 @@ impl<R: Row> Table<R> {
 /// # Errors
 /// When a row cannot be serialised, or standard output is closed
 /// or full.
-pub fn print<R: Row>(rows: Vec<R>, json: bool) -> anyhow::Result<()> {
-    let mut table = Table::new(json);
+pub fn print<R: Row>(rows: Vec<R>, printing: Printing) -> anyhow::Result<()> {
+    let mut table = Table::new(printing);
     for row in rows {
         table.push(row, &Progress::none())?;
     }
     table.finish().map(|_| ())
 }
 
-/// A row's cells, aligned. Control characters in names from files
-/// are escaped.
-fn line<R: Row>(cells: Vec<String>) -> String {
-    let cells: Vec<String> = cells.iter().map(|cell| printable(cell)).collect();
-    let padded = cells.iter().zip(R::COLUMNS).map(|(cell, column)| match column.right {
-        true => format!("{cell:>width$}", width = column.width),
-        false => format!("{cell:<width$}", width = column.width),
-    });
-    padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+fn titles<R: Row>() -> Vec<String> {
+    R::COLUMNS.iter().map(|column| column.title.to_owned()).collect()
+}
+
+/// A Markdown table. Columns that are empty in every row are left out.
+fn markdown<R: Row>(rows: &[R]) -> String {
+    let rows: Vec<Vec<String>> = rows.iter().map(Row::cells).collect();
+    let is_used = |column: usize| rows.iter().any(|row| row.get(column).is_some_and(|cell| !cell.is_empty()));
+    let used: Vec<usize> = (0..R::COLUMNS.len()).filter(|&column| rows.is_empty() || is_used(column)).collect();
+    let line = |cells: &[String]| {
+        let cell = |&column: &usize| cells.get(column).map_or(String::new(), |cell| escaped(cell));
+        format!("| {} |\n", used.iter().map(cell).collect::<Vec<_>>().join(" | "))
+    };
+    let rule = |&column: &usize| if R::COLUMNS[column].right { "--:" } else { "---" };
+    let rule = format!("| {} |\n", used.iter().map(rule).collect::<Vec<_>>().join(" | "));
+    line(&titles::<R>()) + &rule + &rows.iter().map(|row| line(row)).collect::<String>()
+}
+
+/// A cell of Markdown, in which names from files are text.
+fn escaped(cell: &str) -> String {
+    let mut text = String::new();
+    for c in printable(cell).chars() {
+        if matches!(c, '|' | '\\' | '`' | '*' | '_' | '[' | ']') {
+            text.push('\\');
+        }
+        match c {
+            '<' => text += "&lt;",
+            '>' => text += "&gt;",
+            '&' => text += "&amp;",
+            c => text.push(c),
+        }
+    }
+    text
 }
 
 /// Bytes with a short unit.
@@ -123,11 +137,32 @@ pub fn bytes(count: u64) -> String {
 mod tests {
     use super::*;
 
+    #[derive(Serialize)]
+    struct Named {
+        name: &'static str,
+        time: f64,
+    }
+
+    impl Row for Named {
+        const COLUMNS: &'static [Column] = &[words("name", 8), numbers("time", 6), words("", 0)];
+
+        fn cells(&self) -> Vec<String> {
+            vec![self.name.to_owned(), format!("{:.1}", self.time), String::new()]
+        }
+    }
+
     #[test]
     fn bytes_are_short() {
         let counts = [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (3 << 19, "1.5 MiB"), (1 << 44, "16384.0 GiB")];
         for (count, text) in counts {
             assert_eq!(bytes(count), text);
         }
+    }
+
+    #[test]
+    fn markdown_has_no_empty_column_and_names_are_text() {
+        let rows = [Named { name: "a|b_c", time: 1.25 }, Named { name: "<i>", time: 20.0 }];
+        let text = markdown(&rows);
+        assert_eq!(text, "| name | time |\n| --- | --: |\n| a\\|b\\_c | 1.2 |\n| &lt;i&gt; | 20.0 |\n");
     }
 }

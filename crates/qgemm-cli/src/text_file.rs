@@ -21,9 +21,10 @@ pub fn read(path: &Path) -> anyhow::Result<String> {
     let reading = || format!("reading {}", path.display());
     let metadata = fs::metadata(path).with_context(reading)?;
     let kind = if metadata.is_dir() { "a folder" } else { "a pipe, socket or device" };
-    ensure!(metadata.is_file(), "{}: expected a regular file, got {kind}", path.display());
+    let expected = format!("{}: expected a regular file of at most {MOST} bytes", path.display());
+    ensure!(metadata.is_file(), "{expected}, got {kind}");
     let check = |bytes: u64| -> anyhow::Result<()> {
-        ensure!(bytes <= MOST, "{}: expected at most {MOST} bytes, got {bytes}", path.display());
+        ensure!(bytes <= MOST, "{expected}, got {bytes} bytes or more");
         Ok(())
     };
     check(metadata.len())?;

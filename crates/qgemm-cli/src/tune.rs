@@ -17,7 +17,7 @@ use crate::choice::{self, FormatChoice, Shape, Sizes};
 use crate::holds::Holds;
 use crate::opening::Opening;
 use crate::operations::Op;
-use crate::out;
+use crate::out::{self, Printing};
 use crate::progress::Progress;
 use crate::table::{self, Column, Row, numbers, words};
 use crate::whole_file::{Existing, WholeFile};
@@ -141,21 +141,21 @@ impl Row for TuneRow {
 ///
 /// # Errors
 /// When the device, the model or a file fails.
-pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
+pub fn run(args: &Args, printing: Printing) -> anyhow::Result<Holds> {
     let path = match &args.table {
         Some(path) => path.clone(),
         None => tuned_table_path().context("there is no cache folder: name a file with --table")?,
     };
     let before = read_tuned(&path).with_context(|| path.display().to_string())?.unwrap_or_default();
     if let Some(other) = &args.import {
-        return import(&path, other, json);
+        return import(&path, other, printing);
     }
     if args.avoid.is_some() || args.allow.is_some() {
-        return known_bad(&path, args, json);
+        return known_bad(&path, args, printing);
     }
     if let Some(other) = &args.export {
         WholeFile::create(other, Existing::Replace)?.finish_with(before.to_json()?.as_bytes())?;
-        said(json, &format!("{} measurements written to {}", before.len(), other.display()))?;
+        said(printing, &format!("{} measurements written to {}", before.len(), other.display()))?;
         return Ok(Holds::Yes);
     }
     let mut ctx = Context::open(&args.device)?.with_tuned(before.clone());
@@ -211,9 +211,9 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
     drop(progress);
     let ((), table) = update_tuned(&path, |table| table.renew(measured.measured_since(&before)))?;
     let left = subjects.len() - rows.len();
-    table::print(rows, json)?;
+    table::print(rows, printing)?;
     said(
-        json,
+        printing,
         &format!(
             "{:.1} s, {left} of {} problems not begun; {} measurements in {}",
             start.elapsed().as_secs_f64(),
@@ -239,19 +239,19 @@ fn row(subject: &Subject, tuning: &Tuning) -> TuneRow {
     }
 }
 
-fn import(path: &Path, other: &Path, json: bool) -> anyhow::Result<Holds> {
+fn import(path: &Path, other: &Path, printing: Printing) -> anyhow::Result<Holds> {
     let Some(found) = read_tuned(other).with_context(|| other.display().to_string())? else {
         bail!("{}: there is no such file", other.display());
     };
     check_place(path)?;
     let all = found.len();
     let (taken, table) = update_tuned(path, |table| table.merge(found))?;
-    said(json, &format!("{taken} of {all} measurements taken over; {} in {}", table.len(), path.display()))?;
+    said(printing, &format!("{taken} of {all} measurements taken over; {} in {}", table.len(), path.display()))?;
     Ok(Holds::Yes)
 }
 
 /// Adds or removes an avoided kernel.
-fn known_bad(path: &Path, args: &Args, json: bool) -> anyhow::Result<Holds> {
+fn known_bad(path: &Path, args: &Args, printing: Printing) -> anyhow::Result<Holds> {
     check_place(path)?;
     let (is_allowed, table) = update_tuned(path, |table| {
         if let (Some(kernel), Some(why)) = (args.avoid, &args.why) {
@@ -263,7 +263,7 @@ fn known_bad(path: &Path, args: &Args, json: bool) -> anyhow::Result<Holds> {
     if let Some(kernel) = args.allow.as_ref().filter(|_| !is_allowed) {
         bail!("{kernel} is not avoided in {}", path.display());
     }
-    said(json, &format!("{} kernels are avoided, says {}", table.avoided().len(), path.display()))?;
+    said(printing, &format!("{} kernels are avoided, says {}", table.avoided().len(), path.display()))?;
     Ok(Holds::Yes)
 }
 
@@ -301,8 +301,8 @@ fn copies<H, W>(
 /// Least measuring time of a problem.
 const LEAST: Duration = Duration::from_millis(1);
 
-fn said(json: bool, line: &str) -> anyhow::Result<()> {
-    if json { Ok(()) } else { out::line(line) }
+fn said(printing: Printing, line: &str) -> anyhow::Result<()> {
+    if printing.is_text() { out::line(line) } else { Ok(()) }
 }
 
 impl Args {

@@ -12,8 +12,9 @@ use crate::choice::{self, FormatChoice, Sizes};
 use crate::counters;
 use crate::holds::Holds;
 use crate::operations::Op;
-use crate::out;
+use crate::out::{self, Printing};
 use crate::progress::Progress;
+use crate::provenance::Provenance;
 use crate::stress::{self, Draw};
 use crate::table::{self, Column, Row, Table, numbers, words};
 
@@ -85,6 +86,7 @@ pub struct Args {
 #[derive(Serialize)]
 struct CaseRow {
     case: String,
+    device: String,
     kernel: Option<String>,
     kernel_id: Option<String>,
     nmse: Option<f64>,
@@ -95,10 +97,12 @@ struct CaseRow {
     rounding_loss: Option<f64>,
     verdict: &'static str,
     detail: Option<String>,
+    #[serde(flatten)]
+    provenance: Provenance,
 }
 
-impl From<&Outcome> for CaseRow {
-    fn from(outcome: &Outcome) -> Self {
+impl CaseRow {
+    fn new(outcome: &Outcome, (device, provenance): &(String, Provenance)) -> Self {
         let (verdict, detail) = match &outcome.verdict {
             Verdict::Pass => ("pass", None),
             Verdict::Skip(reason) => ("skip", Some((*reason).to_owned())),
@@ -106,6 +110,7 @@ impl From<&Outcome> for CaseRow {
         };
         CaseRow {
             case: outcome.case.clone(),
+            device: device.clone(),
             kernel: outcome.kernel.clone(),
             kernel_id: outcome.kernel_id.map(|id| id.to_string()),
             nmse: outcome.comparison.map(|c| c.nmse),
@@ -114,6 +119,7 @@ impl From<&Outcome> for CaseRow {
             rounding_loss: outcome.rounding_loss,
             verdict,
             detail,
+            provenance: provenance.clone(),
         }
     }
 }
@@ -164,9 +170,9 @@ impl Row for GroupRow {
 ///
 /// # Errors
 /// When the device fails to open, or an option does not apply.
-pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
+pub fn run(args: &Args, printing: Printing) -> anyhow::Result<Holds> {
     if args.list {
-        table::print(groups(), json)?;
+        table::print(groups(), printing)?;
         return Ok(Holds::Yes);
     }
     if args.op == Op::Convert {
@@ -182,16 +188,17 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
     if args.counters {
         emu::count_accesses(&ctx).context("--counters")?;
     }
-    if !json {
+    if printing.is_text() {
         out::line(&format!("{} ({})", ctx.info().name, ctx.info().id))?;
     }
     let wanted = Selection { formats: args.format.formats(), family, x_format: args.x_format };
     let mut report = Report {
-        table: Table::new(json),
+        table: Table::new(printing),
         only_failures: args.failures,
         only_served: family.is_some(),
         counts: Counts::default(),
         unprinted: None,
+        origin: (ctx.info().name.clone(), Provenance::now(ctx.info())),
     };
     match args.stress {
         Some(seconds) => {
@@ -204,16 +211,18 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
     let Report { table, counts, unprinted, .. } = report;
     unprinted.map_or(Ok(()), Err)?;
     let kernels = if args.counters { Some(counters::rows(emu::take_counters(&ctx)?)) } else { None };
-    match (json, kernels) {
-        (true, Some(kernels)) => {
+    match (printing, kernels) {
+        (Printing::Json, Some(kernels)) => {
             let both = serde_json::json!({ "cases": table.into_rows(), "kernels": kernels });
             out::json(&both)?;
         }
-        (true, None) => table.finish().map(drop)?,
-        (false, kernels) => {
-            let Counts { passed, failed, skipped } = counts;
-            out::line(&format!("{passed} passed, {failed} failed, {skipped} skipped"))?;
-            kernels.map_or(Ok(()), counters::print)?;
+        (_, kernels) => {
+            table.finish()?;
+            if printing.is_text() {
+                let Counts { passed, failed, skipped } = counts;
+                out::line(&format!("{passed} passed, {failed} failed, {skipped} skipped"))?;
+            }
+            kernels.map_or(Ok(()), |kernels| counters::print(kernels, printing))?;
         }
     }
     ensure!(counts.passed + counts.failed + counts.skipped > 0, "no case was run");
@@ -296,6 +305,8 @@ pub struct Report {
     /// Whether cases without a kernel are skipped.
     only_served: bool,
     counts: Counts,
+    /// The device, and how its cases are run.
+    origin: (String, Provenance),
     /// Error of printing a row. Later rows are not printed.
     unprinted: Option<anyhow::Error>,
 }
@@ -320,7 +331,7 @@ impl Report {
         };
         *counter += 1;
         let failed = matches!(outcome.verdict, Verdict::Fail(_));
-        let mut row = CaseRow::from(outcome);
+        let mut row = CaseRow::new(outcome, &self.origin);
         if let (true, Some(again), Some(detail)) = (failed, again, &mut row.detail) {
             detail.push_str(&format!(" (again: {again})"));
         }

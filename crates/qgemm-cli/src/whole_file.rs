@@ -1,9 +1,11 @@
 //! Atomically written files: written under a temporary name
-//! beside the target, and renamed when complete.
+//! beside the target, and renamed when complete. SIGINT and SIGTERM
+//! remove unfinished ones.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, Once, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail, ensure};
@@ -48,7 +50,7 @@ impl WholeFile {
             let name = format!("{prefix}{}-{nanoseconds:09}{attempt:02}{SUFFIX}", std::process::id());
             let partial = folder.join(name);
             // An existing name, even a link, is never opened.
-            let file = match OpenOptions::new().write(true).create_new(true).open(&partial) {
+            let file = match begin(&partial) {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
                 file => file.with_context(|| format!("{} cannot be written", target.display()))?,
             };
@@ -59,6 +61,7 @@ impl WholeFile {
             if partial.exists() {
                 return Ok(Self { target: target.to_owned(), existing, partial, file, finished: false });
             }
+            forget(&partial);
         }
         bail!("{}: no temporary file could be made beside it", target.display())
     }
@@ -91,6 +94,7 @@ impl WholeFile {
         };
         place().with_context(|| format!("writing {}", self.target.display()))?;
         self.finished = true;
+        forget(&self.partial);
         Ok(())
     }
 
@@ -110,8 +114,39 @@ impl Drop for WholeFile {
             // An incomplete file is useless. A failure to remove it matters
             // less than the first error.
             let _ = fs::remove_file(&self.partial);
+            forget(&self.partial);
         }
     }
+}
+
+/// Unfinished files of this process.
+static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// Exit status after a signal, as of a program that SIGINT ends.
+const INTERRUPTED: i32 = 128 + 2;
+
+/// Creates the file at `partial`, which a signal removes from now on.
+fn begin(partial: &Path) -> std::io::Result<File> {
+    static HANDLER: Once = Once::new();
+    // Without a handler the next run removes what this one leaves.
+    HANDLER.call_once(|| drop(ctrlc::set_handler(remove_and_exit)));
+    // The handler waits for a file that is just being created.
+    let mut unfinished = UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner);
+    let file = OpenOptions::new().write(true).create_new(true).open(partial)?;
+    unfinished.push(partial.to_owned());
+    Ok(file)
+}
+
+fn forget(partial: &Path) {
+    UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner).retain(|path| path != partial);
+}
+
+/// Handles SIGINT and SIGTERM. The lock is kept, so that no file
+/// is begun afterwards.
+fn remove_and_exit() {
+    let unfinished = UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner);
+    unfinished.iter().for_each(|path| drop(fs::remove_file(path)));
+    std::process::exit(INTERRUPTED)
 }
 
 /// Checks that `target` may be written.

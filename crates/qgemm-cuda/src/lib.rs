@@ -26,6 +26,7 @@ mod function;
 mod gpu;
 mod graph;
 mod hash;
+mod installation;
 mod jit;
 mod launch;
 mod memory;
@@ -59,6 +60,7 @@ pub use families::{
 };
 pub use graph::{Graph, LentGraph, capture, capture_lent, capture_with};
 pub use hash::Sha256Hash;
+pub use installation::{BundleContents, CacheFolder, Compiler, Installation, installation};
 pub use launch::{device_address, launch_spec};
 pub use nvrtc::NvrtcError;
 pub use private::{make_private_folder, read_private};

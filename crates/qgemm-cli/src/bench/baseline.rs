@@ -55,6 +55,7 @@ pub fn save(file: WholeFile, rows: &[BenchRow]) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::provenance::Provenance;
     use crate::whole_file::Existing;
 
     fn row(microseconds: f64, noise: f64) -> BenchRow {
@@ -71,11 +72,15 @@ mod tests {
             bytes_per_second: 1.0,
             flops: 1.0,
             bandwidth_share: 1.0,
+            above_roof: None,
+            spread: None,
+            contention: None,
             copies: 2,
             graph: false,
             profile: None,
             slower: None,
             regressed: false,
+            provenance: Provenance::default(),
         }
     }
 

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::subject::repeated_rows;
 use crate::holds::Holds;
-use crate::out;
+use crate::out::{self, Printing};
 use crate::progress::Progress;
 use crate::table::{Column, Row, Table, numbers, words};
 
@@ -288,7 +288,7 @@ fn print(grid: &Grid) -> anyhow::Result<()> {
     let mut far: Vec<GridRow> = grid.rows.iter().filter(is_far).cloned().collect();
     let behind = |row: &GridRow| row.behind_best.unwrap_or(f64::INFINITY);
     far.sort_by(|a, b| behind(b).total_cmp(&behind(a)));
-    let mut table = Table::new(false);
+    let mut table = Table::new(Printing::Text);
     far.into_iter().try_for_each(|row| table.push(row, &Progress::none()))?;
     let short = grid.rows.iter().filter(|row| !row.complete).count();
     out::line(&format!(

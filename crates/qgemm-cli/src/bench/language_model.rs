@@ -8,12 +8,14 @@ use qgemm_api::Context;
 use qgemm_model::{EngineOptions, LanguageModel, Precision};
 use serde::Serialize;
 
+use super::Args;
 use super::generation::{self, Steps};
+use super::roof::{AboveRoof, read_bandwidth, share_text};
 use super::timeline::{self, Timeline};
-use super::{Args, read_bandwidth};
 use crate::holds::Holds;
-use crate::out;
+use crate::out::{self, Printing};
 use crate::progress::Progress;
+use crate::provenance::Provenance;
 use crate::table::{Column, Row, Table, bytes, numbers, words};
 
 /// Most sessions of a test.
@@ -21,24 +23,25 @@ const MOST_SESSIONS: usize = 4096;
 
 /// Options of a whole model.
 #[derive(clap::Args)]
+#[command(next_help_heading = "Language model")]
 pub struct ModelArgs {
-    /// A model: prompt tokens to time (default: 512); 0 for none.
+    /// Prompt tokens to time (default: 512); 0 for none.
     #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
     pp: Vec<usize>,
-    /// A model: tokens to generate one by one (default: 128); 0 for
+    /// Tokens to generate one by one (default: 128); 0 for
     /// none.
     #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
     tg: Vec<usize>,
-    /// A model: tokens in the cache before (default: 0). For --pp, a
+    /// Tokens in the cache before (default: 0). For --pp, a
     /// multiple of the tokens of a prefill step: 512, or all of the
     /// prompt if fewer.
     #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
     depth: Vec<usize>,
-    /// A model: sessions that generate at once (default: 1); tokens
+    /// Sessions that generate at once (default: 1); tokens
     /// of all count.
     #[arg(long, value_name = "COUNT", value_delimiter = ',')]
     sessions: Vec<usize>,
-    /// A model: repetitions of each test, after one to warm up
+    /// Repetitions of each test, after one to warm up
     /// (default: 5).
     #[arg(long, value_name = "COUNT")]
     repetitions: Option<usize>,
@@ -168,6 +171,11 @@ struct ModelRow {
     bytes_per_second: Option<f64>,
     /// Share of the device's read bandwidth.
     bandwidth_share: Option<f64>,
+    /// Why the share exceeds 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    above_roof: Option<AboveRoof>,
+    #[serde(flatten)]
+    provenance: Provenance,
     /// Where the time of a decode step goes; only with `--profile`.
     #[serde(skip_serializing_if = "Option::is_none")]
     timeline: Option<Timeline>,
@@ -183,7 +191,7 @@ impl Row for ModelRow {
         numbers("time ms", 10),
         numbers("MB a step", 9),
         numbers("GB/s", 7),
-        numbers("of read", 7),
+        numbers("of read", 8),
     ];
 
     fn cells(&self) -> Vec<String> {
@@ -197,7 +205,7 @@ impl Row for ModelRow {
             format!("{:.2}", self.milliseconds),
             self.step_bytes.map(|bytes| format!("{:.1}", bytes / 1e6)).unwrap_or_default(),
             self.bytes_per_second.map(|rate| format!("{:.1}", rate / 1e9)).unwrap_or_default(),
-            self.bandwidth_share.map(percent).unwrap_or_default(),
+            self.bandwidth_share.map(|share| share_text(share, self.above_roof)).unwrap_or_default(),
         ]
     }
 }
@@ -207,7 +215,7 @@ impl Row for ModelRow {
 /// # Errors
 /// When the model cannot be opened or run, a test does not fit it,
 /// or an option of products is given.
-pub fn run(ctx: &Context, args: &Args, path: &Path, json: bool) -> anyhow::Result<Holds> {
+pub fn run(ctx: &Context, args: &Args, path: &Path, printing: Printing) -> anyhow::Result<Holds> {
     let precision = Precision { activations: args.x_dtype, x_precision: args.x_precision, ..Precision::default() };
     let defaults = EngineOptions::default();
     let kv_format = args.kv_format.unwrap_or(defaults.kv_format);
@@ -218,7 +226,7 @@ pub fn run(ctx: &Context, args: &Args, path: &Path, json: bool) -> anyhow::Resul
     let tests = args.language_model.tests();
     tests.iter().try_for_each(|test| test.check(model.hyperparameters().context))?;
     let bandwidth = read_bandwidth(ctx)?;
-    if !json {
+    if printing.is_text() {
         let (info, architecture) = (ctx.info(), model.architecture());
         let weights = bytes(model.weight_bytes(1) as u64);
         out::line(&format!("{} ({}), reads {:.1} GB/s", info.name, info.id, bandwidth / 1e9))?;
@@ -226,7 +234,7 @@ pub fn run(ctx: &Context, args: &Args, path: &Path, json: bool) -> anyhow::Resul
     }
     let trace = args.trace()?;
     let progress = Progress::new(tests.len() as u64, "measuring");
-    let mut table = Table::new(json);
+    let mut table = Table::new(printing);
     for test in tests {
         progress.say(test.name());
         let steps = test.run(&model, options, repetitions)?;
@@ -235,6 +243,7 @@ pub fn run(ctx: &Context, args: &Args, path: &Path, json: bool) -> anyhow::Resul
         let bytes_per_second = step_bytes.map(|bytes| bytes * test.tokens as f64 / seconds);
         let has_timeline = args.profile.is_some() && test.phase == Phase::Decode;
         let timeline = has_timeline.then(|| test.timeline(&model, options)).transpose()?;
+        let bandwidth_share = bytes_per_second.filter(|_| bandwidth > 0.0).map(|rate| rate / bandwidth);
         let row = ModelRow {
             device: ctx.info().name.clone(),
             architecture: model.architecture(),
@@ -252,7 +261,9 @@ pub fn run(ctx: &Context, args: &Args, path: &Path, json: bool) -> anyhow::Resul
             milliseconds: seconds * 1e3,
             step_bytes,
             bytes_per_second,
-            bandwidth_share: bytes_per_second.filter(|_| bandwidth > 0.0).map(|rate| rate / bandwidth),
+            bandwidth_share,
+            above_roof: bandwidth_share.zip(step_bytes).and_then(|(share, bytes)| AboveRoof::of(ctx, share, bytes)),
+            provenance: Provenance::now(ctx.info()),
             timeline,
         };
         table.push(row, &progress)?;
@@ -261,7 +272,7 @@ pub fn run(ctx: &Context, args: &Args, path: &Path, json: bool) -> anyhow::Resul
     drop(progress);
     let rows = table.finish()?;
     let timelines: Vec<&Timeline> = rows.iter().filter_map(|row| row.timeline.as_ref()).collect();
-    if !json {
+    if printing.is_text() {
         timelines.iter().try_for_each(|timeline| out::line(&format!("\n{timeline}")))?;
     }
     if let Some(file) = trace {

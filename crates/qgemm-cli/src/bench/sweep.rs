@@ -12,9 +12,10 @@ use super::timing::{Pace, Timing};
 use crate::choice::Shape;
 use crate::holds::Holds;
 use crate::operations::gemm::Bench;
-use crate::out;
+use crate::out::{self, Printing};
 use crate::progress::Progress;
-use crate::table::{Column, Row, Table, numbers, words};
+use crate::provenance::Provenance;
+use crate::table::{self, Column, Row, Table, numbers, words};
 
 /// One measurement of a sweep.
 #[derive(Clone, Debug, Serialize)]
@@ -52,6 +53,8 @@ struct SweepRow {
     cliff: Option<String>,
     #[serde(skip)]
     tile_m: usize,
+    #[serde(flatten)]
+    provenance: Provenance,
 }
 
 impl Row for SweepRow {
@@ -95,7 +98,13 @@ impl Row for SweepRow {
 /// # Errors
 /// When the device fails, no kernel supports a shape, or the
 /// table of the best cannot be written.
-pub fn run(ctx: &Context, args: &Args, tokens: &[usize], subjects: &[Subject], json: bool) -> anyhow::Result<Holds> {
+pub fn run(
+    ctx: &Context,
+    args: &Args,
+    tokens: &[usize],
+    subjects: &[Subject],
+    printing: Printing,
+) -> anyhow::Result<Holds> {
     let progress = Progress::new((subjects.len() * tokens.len()) as u64, "measuring");
     let mut all = Vec::new();
     let mut tuned = TunedTable::new();
@@ -108,10 +117,10 @@ pub fn run(ctx: &Context, args: &Args, tokens: &[usize], subjects: &[Subject], j
             progress.step(1);
         }
         let rows = sweep.judged();
-        if !json {
+        if printing.is_text() {
             let Shape { n, k, .. } = subject.shape;
             progress.print(&format!("\n{n}x{k} {}", subject.format()))?;
-            let mut table = Table::new(false);
+            let mut table = Table::new(printing);
             rows.iter().try_for_each(|row| table.push(row.clone(), &progress))?;
         }
         all.extend(rows);
@@ -121,9 +130,9 @@ pub fn run(ctx: &Context, args: &Args, tokens: &[usize], subjects: &[Subject], j
         qgemm_api::update_tuned(path, |table| table.renew(tuned))?;
     }
     let cliffs = all.iter().filter(|row| row.cliff.is_some()).count();
-    match json {
-        true => out::json(&all)?,
-        false => out::line(&format!("{cliffs} cliffs"))?,
+    match printing {
+        Printing::Text => out::line(&format!("{cliffs} cliffs"))?,
+        other => table::print(all, other)?,
     }
     Ok(if cliffs == 0 { Holds::Yes } else { Holds::No })
 }
@@ -193,6 +202,7 @@ impl Sweep<'_> {
             behind_best: None,
             cliff: None,
             tile_m: config.tile_m as usize,
+            provenance: Provenance::now(self.bench.ctx.info()),
         });
         Ok(())
     }

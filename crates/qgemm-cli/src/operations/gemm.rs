@@ -7,7 +7,7 @@ use qgemm_testkit::{Case, Selection, TestCase, WeightKind};
 
 use crate::bench::subject::{self, Subject, normal_rows};
 use crate::bench::timing::{Pace, Timing, time_launches};
-use crate::bench::{Args, BenchRow, copies};
+use crate::bench::{Args, BenchRow, rotated};
 use crate::choice::{self, FormatChoice, Shape, Sizes};
 use crate::{explain, verify};
 
@@ -95,12 +95,7 @@ impl<'a> Bench<'a> {
     pub fn new(ctx: &'a Context, args: &Args, subject: &Subject, most: usize) -> anyhow::Result<Self> {
         let Shape { n, k, .. } = subject.shape;
         let host = subject.weight()?;
-        let first = ctx.load(&host)?;
-        let count = copies(ctx, first.bytes());
-        let mut weights = vec![first];
-        while weights.len() < count {
-            weights.push(ctx.load(&host)?);
-        }
+        let weights = rotated(ctx, &host)?;
         let x_dtype = args.x_dtype;
         let x = ctx.upload(&normal_rows(x_dtype, most, k))?;
         let quantized = match args.x_format {

@@ -7,7 +7,7 @@ use qgemm_testkit::{GradientCase, Selection, TestCase};
 
 use crate::bench::subject::{self, Subject, normal_rows};
 use crate::bench::timing::time_launches;
-use crate::bench::{Args, BenchRow, copies};
+use crate::bench::{Args, BenchRow, rotated};
 use crate::choice::{self, FormatChoice, Shape, Sizes};
 use crate::{explain, verify};
 
@@ -40,12 +40,7 @@ pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
 pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
     let (Shape { m, n, k }, dtype) = (subject.shape, args.x_dtype);
     let host = subject.weight()?;
-    let first = ctx.load(&host)?;
-    let count = copies(ctx, first.bytes());
-    let mut weights = vec![first];
-    while weights.len() < count {
-        weights.push(ctx.load(&host)?);
-    }
+    let weights = rotated(ctx, &host)?;
     let plan = ctx.plan_gradient(&weights[0], &Gradient::new(m, dtype, dtype))?;
     let dy = ctx.upload(&normal_rows(dtype, m, n))?;
     let mut dx = ctx.allocate(m * k * dtype.bytes())?;

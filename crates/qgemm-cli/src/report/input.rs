@@ -3,11 +3,24 @@
 use std::path::Path;
 
 use anyhow::{Context as _, bail};
+use qgemm_api::exec::ExecPlan;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use crate::bench::roof::AboveRoof;
+use crate::provenance::Provenance;
 use crate::{measured, text_file};
+
+/// The files of the options.
+pub struct Inputs {
+    pub cases: Vec<CasePoint>,
+    pub plan: Option<ExecPlan>,
+    pub results: Option<Results>,
+    pub sweep: Vec<SweepPoint>,
+    pub bench: Vec<BenchPoint>,
+    pub baseline: Option<Vec<BenchPoint>>,
+}
 
 /// Reads a JSON file.
 ///
@@ -26,6 +39,9 @@ pub struct CasePoint {
     pub limit: Option<f64>,
     pub verdict: String,
     pub detail: Option<String>,
+    pub device: Option<String>,
+    #[serde(flatten)]
+    pub provenance: Provenance,
 }
 
 /// The cases in a file, with or without counters.
@@ -60,6 +76,9 @@ pub struct SweepPoint {
     #[serde(deserialize_with = "measured::time")]
     pub estimated_microseconds: f64,
     pub planned: bool,
+    pub device: Option<String>,
+    #[serde(flatten)]
+    pub provenance: Provenance,
 }
 
 /// A row of `qgemm bench --save`.
@@ -75,6 +94,10 @@ pub struct BenchPoint {
     pub noise: f64,
     #[serde(deserialize_with = "measured::share")]
     pub bandwidth_share: f64,
+    pub above_roof: Option<AboveRoof>,
+    pub contention: Option<String>,
+    #[serde(flatten)]
+    pub provenance: Provenance,
 }
 
 /// A file of `benches/results`.
@@ -98,6 +121,10 @@ pub struct ResultsTable {
 pub struct Run {
     pub by: String,
     pub name: Option<String>,
+    pub date: Option<String>,
+    pub commit: Option<String>,
+    pub version: Option<String>,
+    pub command: Option<String>,
     #[serde(default)]
     pub hidden: bool,
     pub rows: Vec<ResultRow>,

@@ -44,7 +44,7 @@ use crate::target::Target;
 pub use error::BundleError;
 pub use layout::{EMBED_VARIABLE, EXTENSION};
 pub use set::BUNDLES_VARIABLE;
-pub(crate) use set::Bundles;
+pub(crate) use set::{Bundles, files};
 
 use frame::{Frame, Part, Unpacker};
 use layout::{FORMAT_VERSION, PREFIX_BYTES, Prefix};
@@ -123,6 +123,10 @@ impl Bundle {
     /// A [`BundleError`].
     pub fn open(path: &Path) -> Result<Self, BundleError> {
         let io = |error| BundleError::Io { path: path.to_path_buf(), error };
+        // Opening a pipe would wait for its other end.
+        if !std::fs::metadata(path).map_err(io)?.is_file() {
+            return Err(BundleError::Damaged { path: path.to_path_buf(), what: "not a regular file".into() });
+        }
         let file = File::open(path).map_err(io)?;
         let len = file.metadata().map_err(io)?.len();
         Self::index(path, Location::File, file, len)
@@ -204,6 +208,11 @@ impl Bundle {
         let path = path.to_path_buf();
         let (frames, unpacked) = (kernels, Mutex::default());
         Some((sources, Self { path, place, target, nvrtc, dictionary, frames, entries, unpacked }))
+    }
+
+    /// Its file, or the name of an embedded bundle.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Target of the bundle.

@@ -84,7 +84,7 @@ impl Bundles {
 }
 
 /// The bundle at `path`, or all bundles in the folder `path`.
-fn files(path: &Path) -> io::Result<Vec<PathBuf>> {
+pub(crate) fn files(path: &Path) -> io::Result<Vec<PathBuf>> {
     if !path.is_dir() {
         return Ok(vec![path.to_path_buf()]);
     }
