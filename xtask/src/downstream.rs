@@ -1,0 +1,56 @@
+//! Builds as other projects need them: with fewer features, for other
+//! systems, with other bindings of CUDA, and beside crates that
+//! share dependencies with qgemm. Code is checked, not run.
+
+use crate::target;
+
+/// Sets of backends. Their supersets are what the other steps build.
+const FEATURES: [&str; 5] = ["", "cpu", "cuda", "wgpu", "cuda,wgpu"];
+
+/// Oldest bindings of the driver API that the CUDA backend builds with. The newest
+/// are what a machine without a toolkit gets.
+const OLDEST_CUDA: &str = "cudarc/cuda-12020";
+
+/// Targets beside the machine's, and backends whose code differs there.
+const TARGETS: [(&str, &str); 3] = [
+    ("x86_64-pc-windows-msvc", "cpu,cuda,wgpu"),
+    ("aarch64-apple-darwin", "cpu,cuda,wgpu"),
+    ("aarch64-unknown-linux-gnu", "cpu,cuda"),
+];
+
+/// Programs of other projects, folders of `xtask/downstream`. This one is cheap
+/// enough for CI, and the repository has its lockfile.
+pub const CUBECL: &str = "cubecl";
+/// It has twice as many dependencies, and the newest versions of them.
+pub const CANDLE_AND_BURN: &str = "candle-burn";
+
+/// Cargo arguments of the checks that need nothing but the workspace.
+pub fn checks() -> Vec<Vec<String>> {
+    let of_features = FEATURES.map(|features| check("qgemm-api", &["--no-default-features", "--features", features]));
+    let of_bindings = check("qgemm-cuda", &["--features", OLDEST_CUDA]);
+    of_features.into_iter().chain([of_bindings]).collect()
+}
+
+/// For each target, cargo arguments of its check, or why it cannot be checked.
+///
+/// # Errors
+/// When the compiler cannot be started.
+pub fn checks_of_targets() -> anyhow::Result<Vec<(&'static str, Result<Vec<String>, String>)>> {
+    let of_target = |(target, features): (&'static str, &str)| {
+        let arguments = check("qgemm-api", &["--target", target, "--no-default-features", "--features", features]);
+        Ok((target, target::missing(target)?.map_or(Ok(arguments), Err)))
+    };
+    TARGETS.into_iter().map(of_target).collect()
+}
+
+/// Cargo arguments of a program's check. `target_folder` is the workspace's.
+pub fn check_program(folder: &str, target_folder: &str) -> Vec<String> {
+    let manifest = format!("xtask/downstream/{folder}/Cargo.toml");
+    // CubeCL's build script downloads LLVM otherwise.
+    let options = ["--config", "env.DOCS_RS='1'", "--manifest-path", &manifest, "--target-dir", target_folder];
+    ["check"].iter().chain(&options).map(|&argument| argument.to_owned()).collect()
+}
+
+fn check(package: &str, options: &[&str]) -> Vec<String> {
+    ["check", "--package", package].iter().chain(options).map(|&argument| argument.to_owned()).collect()
+}
