@@ -6,6 +6,7 @@
 
 mod bench;
 mod choice;
+mod completions;
 mod counters;
 mod devices;
 mod explain;
@@ -35,7 +36,7 @@ mod whole_file;
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use qgemm_api::printable;
 use tracing_subscriber::EnvFilter;
 
@@ -89,6 +90,8 @@ enum Command {
     Support(support::Args),
     /// Measure how fast weights are packed and loaded.
     Loading(loading::Args),
+    /// Print the completion script of a shell.
+    Completions(completions::Args),
 }
 
 fn main() -> ExitCode {
@@ -111,6 +114,7 @@ fn main() -> ExitCode {
         Command::Report(args) => report::run(args, cli.json),
         Command::Support(args) => support::run(args, cli.json),
         Command::Loading(args) => loading::run(args, cli.json),
+        Command::Completions(args) => completions::run(args, Cli::command()),
     };
     match result {
         Ok(Holds::Yes) => ExitCode::SUCCESS,
