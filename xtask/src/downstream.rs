@@ -2,8 +2,6 @@
 //! systems, with other bindings of CUDA, and beside crates that
 //! share dependencies with qgemm. Code is checked, not run.
 
-use crate::target;
-
 /// Sets of backends. Their supersets are what the other steps build.
 const FEATURES: [&str; 5] = ["", "cpu", "cuda", "wgpu", "cuda,wgpu"];
 
@@ -12,7 +10,7 @@ const FEATURES: [&str; 5] = ["", "cpu", "cuda", "wgpu", "cuda,wgpu"];
 const OLDEST_CUDA: &str = "cudarc/cuda-12020";
 
 /// Targets beside the machine's, and backends whose code differs there.
-const TARGETS: [(&str, &str); 3] = [
+pub const TARGETS: [(&str, &str); 3] = [
     ("x86_64-pc-windows-msvc", "cpu,cuda,wgpu"),
     ("aarch64-apple-darwin", "cpu,cuda,wgpu"),
     ("aarch64-unknown-linux-gnu", "cpu,cuda"),
@@ -31,16 +29,9 @@ pub fn checks() -> Vec<Vec<String>> {
     of_features.into_iter().chain([of_bindings]).collect()
 }
 
-/// For each target, cargo arguments of its check, or why it cannot be checked.
-///
-/// # Errors
-/// When the compiler cannot be started.
-pub fn checks_of_targets() -> anyhow::Result<Vec<(&'static str, Result<Vec<String>, String>)>> {
-    let of_target = |(target, features): (&'static str, &str)| {
-        let arguments = check("qgemm-api", &["--target", target, "--no-default-features", "--features", features]);
-        Ok((target, target::missing(target)?.map_or(Ok(arguments), Err)))
-    };
-    TARGETS.into_iter().map(of_target).collect()
+/// Cargo arguments of the check for a target.
+pub fn check_target(target: &str, features: &str) -> Vec<String> {
+    check("qgemm-api", &["--target", target, "--no-default-features", "--features", features])
 }
 
 /// Cargo arguments of a program's check. `target_folder` is the workspace's.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, bail};
 use xtask::workspace;
 
-use crate::{arm, downstream, kernels, model, tidy};
+use crate::{arm, downstream, kernels, model, target, tidy};
 
 /// Options of the command.
 #[derive(clap::Args)]
@@ -205,10 +205,10 @@ fn arm(skips: &mut Vec<String>) -> anyhow::Result<()> {
 /// on this machine.
 fn downstream(skips: &mut Vec<String>) -> anyhow::Result<()> {
     downstream::checks().iter().try_for_each(|check| cargo(check, skips))?;
-    for (target, check) in downstream::checks_of_targets()? {
-        match check {
-            Ok(check) => cargo(&check, skips)?,
-            Err(why) => skips.push(format!("{SKIP} the check for {target}: {why}")),
+    for (target, features) in downstream::TARGETS {
+        match target::missing(target)? {
+            None => cargo(&downstream::check_target(target, features), skips)?,
+            Some(why) => skips.push(format!("{SKIP} the check for {target}: {why}")),
         }
     }
     program(downstream::CUBECL, skips)
