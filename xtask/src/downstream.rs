@@ -1,12 +1,12 @@
-//! Builds as other projects need them: with fewer features, for other
-//! systems, with other bindings of CUDA, and beside crates that
-//! share dependencies with qgemm. Code is checked, not run.
+//! Builds of other projects: fewer features, other systems,
+//! other bindings of CUDA, and crates that share
+//! dependencies with qgemm. Code is checked, not run.
 
 /// Sets of backends. Their supersets are what the other steps build.
 const FEATURES: [&str; 5] = ["", "cpu", "cuda", "wgpu", "cuda,wgpu"];
 
-/// Oldest bindings of the driver API that the CUDA backend builds with. The newest
-/// are what a machine without a toolkit gets.
+/// Oldest checked bindings of the driver API. A machine
+/// without a toolkit gets the newest.
 const OLDEST_CUDA: &str = "cudarc/cuda-12020";
 
 /// Targets beside the machine's, and backends whose code differs there.
@@ -16,10 +16,9 @@ pub const TARGETS: [(&str, &str); 3] = [
     ("aarch64-unknown-linux-gnu", "cpu,cuda"),
 ];
 
-/// Programs of other projects, folders of `xtask/downstream`. This one is cheap
-/// enough for CI, and the repository has its lockfile.
+/// Program in `xtask/downstream` for CI.
 pub const CUBECL: &str = "cubecl";
-/// It has twice as many dependencies, and the newest versions of them.
+/// Program with twice as many dependencies, without a lockfile.
 pub const CANDLE_AND_BURN: &str = "candle-burn";
 
 /// Cargo arguments of the checks that need nothing but the workspace.
