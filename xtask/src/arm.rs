@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::Context;
 
-use xtask::workspace;
+use crate::target;
 
 /// Statically linked by the linker that comes with Rust, so that
 /// neither a C compiler nor Arm libraries are needed. `.cargo/config.toml`
@@ -54,12 +54,5 @@ pub fn missing() -> anyhow::Result<Option<String>> {
         return Ok(Some(format!("there is no {EMULATOR}")));
     }
     started.with_context(|| format!("starting {EMULATOR}"))?;
-    let libraries = workspace::output(Command::new("rustc").args(["--print", "target-libdir", "--target", TARGET]))?;
-    if std::path::Path::new(libraries.trim()).exists() {
-        return Ok(None);
-    }
-    println!("Rust's standard library for {TARGET} is not installed: asking rustup for it");
-    let installed =
-        Command::new("rustup").args(["target", "add", TARGET]).status().is_ok_and(|status| status.success());
-    Ok((!installed).then(|| format!("rustup has no standard library for {TARGET}")))
+    target::missing(TARGET)
 }

@@ -5,8 +5,11 @@
 #![allow(clippy::print_stdout, reason = "commands print their results")]
 
 mod arm;
+mod dist;
+mod downstream;
 mod kernels;
 mod model;
+mod target;
 mod test;
 mod tidy;
 
@@ -28,6 +31,9 @@ enum Command {
     /// Generate the parameter ABI and the layouts as CUDA and WGSL,
     /// or check that the generated files are current.
     Codegen(kernels::Args),
+    /// Build release archives of the command `qgemm`, with completions
+    /// and SHA-256 sums.
+    Dist(dist::Args),
     /// Ask the compiler which kernels exceed the registers, so that main
     /// loops choose among the others.
     Spills(kernels::Args),
@@ -49,6 +55,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::BuildKernels(args) => kernels::run("build-kernels", &args),
         Command::Codegen(args) => kernels::run("codegen", &args),
+        Command::Dist(args) => dist::run(&args),
         Command::Spills(args) => kernels::run("spills", &args),
         Command::Model(args) => model::run(&args),
         Command::Performance(args) => kernels::run("performance", &args),

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, bail};
 use xtask::workspace;
 
-use crate::{arm, kernels, model, tidy};
+use crate::{arm, downstream, kernels, model, target, tidy};
 
 /// Options of the command.
 #[derive(clap::Args)]
 pub struct Args {
-    /// All steps, also those of other days.
+    /// All steps, also those of other days and those on request.
     #[arg(long)]
     all: bool,
     /// Only these steps: `kernels,embed`.
@@ -32,6 +32,8 @@ enum Days {
     Every,
     /// Every third day, whose number since 1970 has this remainder.
     Third(u64),
+    /// None: with `--all` or `--only`.
+    OnRequest,
 }
 
 /// A step of the run.
@@ -107,6 +109,24 @@ const STEPS: &[Step] = &[
         run: |skips| kernels(&["embed"], skips),
     },
     Step {
+        name: "downstream",
+        why: "fewer features, other systems, other bindings of CUDA, and CubeCL beside qgemm compile",
+        days: Days::Third(2),
+        run: downstream,
+    },
+    Step {
+        name: "engines",
+        why: "candle and burn beside qgemm compile",
+        days: Days::OnRequest,
+        run: |skips| program(downstream::CANDLE_AND_BURN, skips),
+    },
+    Step {
+        name: "publish",
+        why: "all crates can be packaged for crates.io",
+        days: Days::Every,
+        run: |skips| cargo(&["publish", "--workspace", "--dry-run", "--no-verify", "--allow-dirty"], skips),
+    },
+    Step {
         name: "docs",
         why: "documentation builds without warnings",
         days: Days::Every,
@@ -125,7 +145,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let is_asked_for = args.all || !args.only.is_empty();
     for step in STEPS.iter().filter(|step| args.only.is_empty() || args.only.iter().any(|name| name == step.name)) {
         if !is_asked_for && !step.days.has(days_since_1970()) {
-            skips.push(format!("{SKIP} {}: the step of every third day, or `cargo xtask test --only {0}`", step.name));
+            skips.push(format!("{SKIP} {}: a step {}, or `cargo xtask test --only {0}`", step.name, step.days.name()));
             continue;
         }
         println!("\n== {}: {}", step.name, step.why);
@@ -181,6 +201,23 @@ fn arm(skips: &mut Vec<String>) -> anyhow::Result<()> {
     arm::TESTS.iter().try_for_each(|tests| cargo(tests, skips))
 }
 
+/// Checks what other projects build, as far as possible
+/// on this machine.
+fn downstream(skips: &mut Vec<String>) -> anyhow::Result<()> {
+    downstream::checks().iter().try_for_each(|check| cargo(check, skips))?;
+    for (target, features) in downstream::TARGETS {
+        match target::missing(target)? {
+            None => cargo(&downstream::check_target(target, features), skips)?,
+            Some(why) => skips.push(format!("{SKIP} the check for {target}: {why}")),
+        }
+    }
+    program(downstream::CUBECL, skips)
+}
+
+fn program(folder: &str, skips: &mut Vec<String>) -> anyhow::Result<()> {
+    cargo(&downstream::check_program(folder, &workspace::target_folder()?.to_string_lossy()), skips)
+}
+
 /// Compiles a sixth of the kinds of kernels, each for one chip of `kernels.lock`,
 /// and compares their resources with it. Three days later comes the next sixth.
 /// `cargo xtask build-kernels --check` compiles all kernels for all chips.
@@ -197,6 +234,16 @@ impl Days {
         match self {
             Days::Every => true,
             Days::Third(rest) => day % 3 == rest,
+            Days::OnRequest => false,
+        }
+    }
+
+    /// As in "a step every day".
+    fn name(self) -> &'static str {
+        match self {
+            Days::Every => "every day",
+            Days::Third(_) => "every third day",
+            Days::OnRequest => "on request",
         }
     }
 }

@@ -110,6 +110,23 @@ struct Output {
 /// - CUDA otherwise, or with more than four segments: the product goes to the
 ///   workspace, and one conversion per segment writes the output. The workspace has
 ///   the type of the outputs, or f32 if they differ.
+///
+/// ```
+/// use qgemm_api::{Context, DType, FusedArgs, FusedProblem, quantize};
+///
+/// let ctx = Context::open("cpu")?;
+/// let of = |value: f32, n| quantize(&vec![value; n * 64], n, 64, "q8_0".parse()?).map(|(weight, _)| weight);
+/// let (q, k) = (of(1.0, 64)?, of(0.5, 32)?);
+/// let weight = ctx.load_fused(&[&q, &k])?;
+/// let plan = ctx.plan_fused(&FusedProblem::new(&weight, 1, DType::F32))?;
+/// let mut workspace = ctx.workspace(plan.workspace_bytes())?;
+/// let x = ctx.upload(&[1.0f32; 64])?;
+/// let (mut q, mut k) = (ctx.allocate(64 * 4)?, ctx.allocate(32 * 4)?);
+/// let mut outputs = [(&mut q).into(), (&mut k).into()];
+/// plan.run(&ctx.default_stream(), FusedArgs::new(&x, &weight, &mut outputs, &mut workspace))?;
+/// assert!((ctx.download::<f32>(&k)?[0] - 32.0).abs() < 0.1);
+/// # Ok::<(), qgemm_api::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct FusedProblem {
     weight: FusedWeight,

@@ -24,6 +24,22 @@ use crate::weight::{Memory, Weight, WeightShape};
 ///
 /// Ids are u32 on the device. An id outside W gives a row of
 /// zeros; the run's status names the first such id.
+///
+/// ```
+/// use qgemm_api::{Context, GatherRows, GatherRowsArgs, quantize};
+///
+/// let ctx = Context::open("cpu")?;
+/// let table: Vec<f32> = (0..4 * 32).map(|i| (i / 32) as f32).collect(); // token t has [t, t, …]
+/// let weight = ctx.load(&quantize(&table, 4, 32, "q8_0".parse()?)?.0)?;
+/// let plan = ctx.plan_gather_rows(&GatherRows::new(&weight, 2))?;
+/// let ids = ctx.upload(&[3u32, 0])?;
+/// let (mut d, mut status) = (ctx.allocate(2 * 32 * 4)?, ctx.allocate(16)?);
+/// plan.run(&ctx.default_stream(), GatherRowsArgs::new(&weight, &ids, &mut d, &mut status))?;
+/// plan.check_status(&ctx, &status)?;
+/// let rows: Vec<f32> = ctx.download(&d)?;
+/// assert!((rows[0] - 3.0).abs() < 0.02 && rows[32] == 0.0);
+/// # Ok::<(), qgemm_api::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct GatherRows {
     weight: WeightShape,

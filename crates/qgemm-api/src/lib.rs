@@ -58,6 +58,29 @@
 //! # Ok::<(), qgemm_api::Error>(())
 //! ```
 //!
+//! # Operations
+//!
+//! | operation | description | plan |
+//! |---|---|---|
+//! | product with a quantized weight | [`Problem`] | [`Context::plan`], [`Context::layer`] |
+//! | product with fused weights, an output each | [`FusedProblem`] | [`Context::plan_fused`] |
+//! | grouped product with experts | [`ExpertProblem`] | [`Context::plan_experts`] |
+//! | layer of experts | [`Moe`] | [`Context::moe_layer`] |
+//! | router top-k and expert lists | [`Routing`] | [`Context::plan_routing`] |
+//! | attention | [`Attention`] | [`Context::plan_attention`] |
+//! | merge of partial attention results | [`MergeAttention`] | [`Context::plan_merge_attention`] |
+//! | rotary embedding and KV-cache append | [`KvAppend`] | [`Context::plan_kv_append`] |
+//! | sparse-attention indexer | [`Indexer`] | [`Context::plan_indexer`] |
+//! | RMSNorm and LayerNorm | [`Norm`] | [`Context::plan_norm`] |
+//! | product of two matrices | [`Matmul`] | [`Context::plan_matmul`] |
+//! | row gather: embedding look-up | [`GatherRows`] | [`Context::plan_gather_rows`] |
+//! | sampling of tokens | [`Sampling`] | [`Context::plan_sampling`] |
+//! | quantization of activations | [`Quantization`] | [`Context::plan_quantization`] |
+//! | gradient through a weight | [`Gradient`] | [`Context::plan_gradient`] |
+//! | optimizer step: AdamW, SGD | [`Optimizer`] | [`Context::plan_optimizer`] |
+//! | type and layout conversion | [`Conversion`] | [`Context::plan_conversion`] |
+//! | step of a whole model | [`PlanOptions`] | [`Context::plan_model`] |
+//!
 //! # Words
 //! `M` is the number of tokens (rows of X and D). `N` is the
 //! number of output features (rows of W, columns of D). `K` is
@@ -71,14 +94,19 @@
 //! failed call has written nothing.
 //!
 //! # Features
-//! `cuda` and `wgpu`, both on by default, add their backends.
-//! Neither needs a driver or a toolkit to build or to start;
-//! without them, [`devices`] reports it. `emu` adds devices that
-//! emulate GPUs (`emu:sm75`), for tests.
-//! `experimental-cooperative-matrix` uses f16 matrix instructions
-//! on wgpu adapters that have them. wgpu calls its code for them
-//! experimental and possibly unsound, so the feature is off by
-//! default.
+//!
+//! | feature | default | adds |
+//! |---|---|---|
+//! | `cpu` | yes | SIMD kernels of the CPU; without them the device `cpu` stays, on slow portable loops |
+//! | `cuda` | yes | NVIDIA GPUs, and the module `cuda` |
+//! | `wgpu` | yes | Vulkan, Metal and Direct3D 12, and the module `wgpu` |
+//! | `embed-kernels` | no | compiled CUDA kernels in the program |
+//! | `emu` | no | devices that emulate GPUs (`emu:sm75`), for tests |
+//! | `experimental-cooperative-matrix` | no | f16 matrix instructions of wgpu adapters; wgpu calls its code for them experimental and possibly unsound |
+//!
+//! No feature needs a driver or a toolkit to build or to start;
+//! [`devices`] reports what is absent.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 

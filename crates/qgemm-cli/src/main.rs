@@ -6,6 +6,7 @@
 
 mod bench;
 mod choice;
+mod completions;
 mod contention;
 mod counters;
 mod devices;
@@ -38,7 +39,7 @@ mod whole_file;
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use qgemm_api::printable;
 use tracing_subscriber::EnvFilter;
 
@@ -95,6 +96,8 @@ enum Command {
     Support(support::Args),
     /// Measure how fast weights are packed and loaded.
     Loading(loading::Args),
+    /// Print the completion script of a shell.
+    Completions(completions::Args),
 }
 
 fn main() -> ExitCode {
@@ -134,6 +137,7 @@ fn result(cli: &Cli) -> anyhow::Result<Holds> {
         Command::Report(args) => report::run(args, printing),
         Command::Support(args) => support::run(args, printing),
         Command::Loading(args) => loading::run(args, printing),
+        Command::Completions(args) => completions::run(args, Cli::command()),
     }
 }
 

@@ -38,11 +38,11 @@ impl CpuDevice {
     /// pool. The first device of a process measures the memory bandwidth,
     /// which takes some tens of milliseconds.
     pub fn new() -> Self {
-        let host = Host::detect();
+        let (host, simd) = (Host::detect(), Simd::best());
         Self {
-            info: info(host, host.simd, host.cores),
+            info: info(host, simd.level(), host.cores),
             default_stream: HostStream::stream(ID),
-            processor: Processor { simd: Simd::best(), pool: Pool::default() },
+            processor: Processor { simd, pool: Pool::default() },
         }
     }
 
@@ -60,12 +60,13 @@ impl CpuDevice {
     /// Uses the kernels of `level`, which may be below the best.
     ///
     /// # Errors
-    /// [`HalError::Unsupported`] when the CPU does not support it.
+    /// [`HalError::Unsupported`] when the CPU does not support it,
+    /// or the crate was built without the feature `simd`.
     pub fn with_simd(mut self, level: SimdLevel) -> Result<Self, HalError> {
         self.processor.simd = Simd::new(level).ok_or_else(|| HalError::Unsupported {
             device: ID,
             what: format!("the SIMD level {}", level.name()),
-            why: format!("the processor has {}", Host::detect().simd.name()),
+            why: format!("this processor and build have {}", Simd::best().level().name()),
         })?;
         self.info.arch = level.name().to_owned();
         self.info.features = features(level);

@@ -159,7 +159,6 @@ impl Function {
         let status = unsafe {
             match start {
                 Start::Early => sys::cuLaunchKernelEx(&config, self.raw, params.as_mut_ptr(), ptr::null_mut()),
-                // Drivers before CUDA 11.8 only have this call.
                 Start::InOrder => sys::cuLaunchKernel(
                     self.raw,
                     grid[0],

@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-use sha2::Digest;
-
 /// A SHA-256 hash.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Sha256Hash(pub [u8; 32]);
@@ -11,7 +9,7 @@ pub struct Sha256Hash(pub [u8; 32]);
 impl Sha256Hash {
     /// The hash of `bytes`.
     pub fn of(bytes: &[u8]) -> Self {
-        Self(sha2::Sha256::digest(bytes).into())
+        Self(hmac_sha256::Hash::hash(bytes))
     }
 
     /// The first eight bytes, for uses where a collision
@@ -36,11 +34,11 @@ impl fmt::Debug for Sha256Hash {
 
 /// Hashes a sequence of fields, each prefixed with its length, so
 /// that different sequences never look alike.
-pub(crate) struct Hasher(sha2::Sha256);
+pub(crate) struct Hasher(hmac_sha256::Hash);
 
 impl Hasher {
     pub(crate) fn new() -> Self {
-        Self(sha2::Sha256::new())
+        Self(hmac_sha256::Hash::new())
     }
 
     pub(crate) fn field(&mut self, bytes: &[u8]) {
@@ -49,7 +47,7 @@ impl Hasher {
     }
 
     pub(crate) fn finish(self) -> Sha256Hash {
-        Sha256Hash(self.0.finalize().into())
+        Sha256Hash(self.0.finalize())
     }
 }
 

@@ -44,6 +44,7 @@ pub(crate) fn durably(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Res
 
 /// Open options for a file that others may read, subject
 /// to the umask, but not write.
+#[cfg_attr(not(unix), allow(unused_mut, reason = "modes are those of Unix"))]
 fn owners(mut options: OpenOptions) -> OpenOptions {
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o644);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use cudarc::driver::{result, sys};
 use qgemm_hal::{DeviceId, Event, HalError, RawEvent, RawStream, Stream};
 
-use crate::driver::DeviceContext;
+use crate::driver::{self, DeviceContext};
 
 /// The stream behind a [`Stream`].
 pub(crate) struct CudaStream {
@@ -175,7 +175,7 @@ pub(crate) fn elapsed(context: &DeviceContext, start: &Event, end: &Event) -> Re
     // made, and belong to this context.
     let milliseconds = unsafe {
         context.check("cuEventSynchronize", result::event::synchronize(end.raw))?;
-        context.check("cuEventElapsedTime", result::event::elapsed(start.raw, end.raw))?
+        driver::elapsed_milliseconds(context, start.raw, end.raw)?
     };
     Ok(Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) * 1e-3))
 }

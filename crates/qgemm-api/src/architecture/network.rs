@@ -3,7 +3,6 @@
 use qgemm_formats::model::{Model, TensorInfo, TensorKind};
 use qgemm_formats::{DType, Format};
 use qgemm_hal::Activation;
-use sha2::{Digest, Sha256};
 
 use super::hyperparameters::Hyperparameters;
 use super::rotary::RotarySettings;
@@ -181,7 +180,7 @@ impl WeightBytes {
 pub(crate) fn fingerprint(model: &Model) -> String {
     let mut lines: Vec<String> = model.tensors().iter().map(line).collect();
     lines.sort();
-    let mut hash = Sha256::new();
+    let mut hash = hmac_sha256::Hash::new();
     lines.iter().for_each(|line| hash.update(line.as_bytes()));
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -110,6 +110,26 @@ pub struct KvStrides {
 /// whose scores are all −∞, gets zeros. Grouped-query attention: query head `h` uses KV
 /// head `h / (heads / kv_heads)`.
 ///
+/// ```
+/// use qgemm_api::{Attention, AttentionArgs, Context, DType, Keys, Queries};
+///
+/// // One query token of two heads attends to three keys of one KV head.
+/// let ctx = Context::open("cpu")?;
+/// let (heads, kv_heads, dim, keys) = (2, 1, 64, 3);
+/// let attention = Attention::new(DType::F32, heads, kv_heads, dim, Queries::each(1, 1), Keys::each(keys));
+/// let plan = ctx.plan_attention(&attention)?;
+/// let mut workspace = ctx.workspace(plan.workspace_bytes())?;
+/// let q = ctx.upload(&vec![0.1f32; heads * dim])?;
+/// let k = ctx.upload(&vec![0.1f32; keys * kv_heads * dim])?;
+/// let v = ctx.upload(&vec![2.0f32; keys * kv_heads * dim])?;
+/// let mut d = ctx.allocate(heads * dim * 4)?;
+/// let mut args = AttentionArgs::new(&q, &k, &v, &mut d);
+/// args.workspace = Some(&mut workspace);
+/// plan.run(&ctx.default_stream(), args)?;
+/// assert!(ctx.download::<f32>(&d)?.iter().all(|mean| (mean - 2.0).abs() < 1e-5));
+/// # Ok::<(), qgemm_api::Error>(())
+/// ```
+///
 /// [`Context::plan_attention`]: crate::Context::plan_attention
 #[derive(Clone, Debug)]
 pub struct Attention {

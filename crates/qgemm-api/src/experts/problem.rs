@@ -29,6 +29,24 @@ use crate::operand::check_dimension;
 /// An invalid index is harmless: its rows are skipped, and no memory outside is
 /// touched. [`ExpertPlan::check_status`](crate::ExpertPlan::check_status) names
 /// the first invalid entry.
+///
+/// ```
+/// use qgemm_api::{Context, ExpertArgs, ExpertProblem, HostExperts, quantize};
+///
+/// // The first row goes to expert 0, the next two to expert 1.
+/// let ctx = Context::open("cpu")?;
+/// let expert = |value: f32| quantize(&[value; 32 * 64], 32, 64, "q8_0".parse()?).map(|(weight, _)| weight);
+/// let experts = ctx.load_experts(&HostExperts::new(&[expert(0.5)?, expert(0.25)?])?)?;
+/// let plan = ctx.plan_experts(&ExpertProblem::contiguous(&experts, 3))?;
+/// let mut workspace = ctx.workspace(plan.workspace_bytes())?;
+/// let (x, offsets) = (ctx.upload(&[1.0f32; 3 * 64])?, ctx.upload(&[0u32, 1, 3])?);
+/// let (mut d, mut status) = (ctx.allocate(3 * 32 * 4)?, ctx.allocate(16)?);
+/// let args = ExpertArgs::new(&x, &experts, &offsets, &mut d).status(&mut status).workspace(&mut workspace);
+/// plan.run(&ctx.default_stream(), args)?;
+/// plan.check_status(&ctx, &status)?;
+/// assert!((ctx.download::<f32>(&d)?[32] - 16.0).abs() < 0.1);
+/// # Ok::<(), qgemm_api::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct ExpertProblem {
     shape: ExpertsShape,

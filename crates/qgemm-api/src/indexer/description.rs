@@ -18,6 +18,24 @@ const MOST: usize = i32::MAX as usize;
 /// h] · ReLU(q[m, h] · k[n])`, in f32. E4M3 has the scales. If the weights include
 /// the query scales, none are given. ReLU keeps NaN.
 ///
+/// ```
+/// use qgemm_api::half::f16;
+/// use qgemm_api::{Context, DType, Indexer, IndexerArgs, KvFormat};
+///
+/// // The best of two keys for one query of one head with 16 features.
+/// let ctx = Context::open("cpu")?;
+/// let plan = ctx.plan_indexer(&Indexer::new(KvFormat::Plain(DType::F16), 1, 1, 16, 2).best(1))?;
+/// let mut workspace = ctx.workspace(plan.workspace_bytes())?;
+/// let (q, weights) = (ctx.upload(&[f16::ONE; 16])?, ctx.upload(&[1.0f32])?);
+/// let k = ctx.upload(&[[f16::ONE; 16], [f16::from_f32(2.0); 16]].concat())?;
+/// let mut best = ctx.allocate(4)?;
+/// let mut args = IndexerArgs::new(&q, &k, &weights, &mut best);
+/// args.workspace = Some(&mut workspace);
+/// plan.run(&ctx.default_stream(), args)?;
+/// assert_eq!(ctx.download::<u32>(&best)?, [1]);
+/// # Ok::<(), qgemm_api::Error>(())
+/// ```
+///
 /// [`Context::plan_indexer`]: crate::Context::plan_indexer
 #[derive(Clone, Debug)]
 pub struct Indexer {

@@ -21,6 +21,21 @@ use crate::operand::WIDE_ACCESS;
 ///
 /// The form [in place](Self::in_place) rotates heads and appends nothing.
 ///
+/// ```
+/// use qgemm_api::{Context, DType, Keys, KvAppend, KvAppendArgs, Queries};
+///
+/// // Two new tokens of one KV head fill an empty cache.
+/// let ctx = Context::open("cpu")?;
+/// let (tokens, dim) = (2, 64);
+/// let append = KvAppend::new(DType::F32, 0, 1, dim, Queries::each(1, tokens), Keys::each(tokens));
+/// let plan = ctx.plan_kv_append(&append)?;
+/// let (new_k, new_v) = (ctx.upload(&[1.0f32; 2 * 64])?, ctx.upload(&[2.0f32; 2 * 64])?);
+/// let (mut k, mut v) = (ctx.allocate(tokens * dim * 4)?, ctx.allocate(tokens * dim * 4)?);
+/// plan.run(&ctx.default_stream(), KvAppendArgs::new(&new_k, &new_v, &mut k, &mut v))?;
+/// assert_eq!(ctx.download::<f32>(&v)?, [2.0; 2 * 64]);
+/// # Ok::<(), qgemm_api::Error>(())
+/// ```
+///
 /// [`Context::plan_kv_append`]: crate::Context::plan_kv_append
 #[derive(Clone, Debug)]
 pub struct KvAppend {

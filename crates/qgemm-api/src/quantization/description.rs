@@ -20,6 +20,17 @@ const WORD: usize = 4;
 ///
 /// X is row-major without gaps by default.
 ///
+/// ```
+/// use qgemm_api::{Context, DType, Quantization, XFormat};
+///
+/// let ctx = Context::open("cpu")?;
+/// let plan = ctx.plan_quantization(&Quantization::new(2, 128, DType::F32, XFormat::E4M3Block))?;
+/// let x = ctx.upload(&[1.0f32; 2 * 128])?;
+/// let mut quantized = ctx.allocate_x(&plan)?; // serves products as their X
+/// plan.run(&ctx.default_stream(), quantized.args(&x))?;
+/// # Ok::<(), qgemm_api::Error>(())
+/// ```
+///
 /// [`Context::plan_quantization`]: crate::Context::plan_quantization
 #[derive(Clone, Debug, PartialEq)]
 pub struct Quantization {

@@ -17,6 +17,24 @@ use crate::operand::{Stored, WIDE_ACCESS};
 /// groups, the top-k compares scores plus bias instead of logits. Slots without
 /// an expert have id −1 and weight 0, and the status reports them.
 ///
+/// ```
+/// use qgemm_api::{Context, DType, Routing, RoutingArgs};
+///
+/// // The best two of four experts, with weights that add up to 1.
+/// let ctx = Context::open("cpu")?;
+/// let plan = ctx.plan_routing(&Routing::from_logits(1, 4, 2, DType::F32).renormalized())?;
+/// let mut workspace = ctx.workspace(plan.workspace_bytes())?;
+/// let logits = ctx.upload(&[0.0f32, 3.0, -1.0, 3.0])?;
+/// let (mut ids, mut weights) = (ctx.allocate(2 * 4)?, ctx.allocate(2 * 4)?);
+/// let mut status = ctx.allocate(16)?;
+/// let args = RoutingArgs::of_logits(&logits, &mut ids, &mut weights, &mut status).workspace(&mut workspace);
+/// plan.run(&ctx.default_stream(), args)?;
+/// plan.check_status(&ctx, &status)?;
+/// assert_eq!(ctx.download::<u32>(&ids)?, [1, 3]);
+/// assert_eq!(ctx.download::<f32>(&weights)?, [0.5, 0.5]);
+/// # Ok::<(), qgemm_api::Error>(())
+/// ```
+///
 /// [`Context::plan_routing`]: crate::Context::plan_routing
 #[derive(Clone, Debug)]
 pub struct Routing {

@@ -15,6 +15,20 @@ use crate::operand::Stored;
 /// [`SamplingParameters`](crate::SamplingParameters) a row, so a captured graph runs with
 /// changed ones. CPU and CUDA sample the same tokens, whatever the batch.
 ///
+/// ```
+/// use qgemm_api::{Context, Sampling, SamplingArgs, SamplingParameters};
+///
+/// let ctx = Context::open("cpu")?;
+/// let plan = ctx.plan_sampling(&Sampling::new(1, 4))?;
+/// let logits = ctx.upload(&[0.0f32, 3.0, 1.0, 2.0])?;
+/// let greedy = SamplingParameters { temperature: 0.0, ..SamplingParameters::default() };
+/// let parameters = ctx.upload(&greedy.words())?;
+/// let (mut ids, mut status) = (ctx.allocate(4)?, ctx.allocate(16)?);
+/// plan.run(&ctx.default_stream(), SamplingArgs::new(&logits, &parameters, &mut ids, &mut status))?;
+/// assert_eq!(ctx.download::<u32>(&ids)?, [1]);
+/// # Ok::<(), qgemm_api::Error>(())
+/// ```
+///
 /// [`Context::plan_sampling`]: crate::Context::plan_sampling
 #[derive(Clone, Debug)]
 pub struct Sampling {

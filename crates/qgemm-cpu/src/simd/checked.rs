@@ -7,7 +7,7 @@ use qgemm_hal::{KvFormat, SimdLevel};
 
 use super::codes::UNIT;
 use super::dot::{LEAST_SUB_BLOCK, SCALED_COLUMNS};
-#[cfg(target_arch = "aarch64")]
+#[cfg(all(feature = "simd", target_arch = "aarch64"))]
 use super::neon;
 use super::portable;
 use super::vector::LANES;
@@ -15,35 +15,35 @@ use super::{
     BLOCK_ROWS, Epilogue, Extent, KTile, KvRow, MultiplyCodes, Normalization, OfRows, OfToken, Operands, Panel,
     Quantization, Scales, Simd, TILE_KEYS, readable, scaled_sub_blocks,
 };
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(feature = "simd", target_arch = "x86_64"))]
 use super::{avx2, avx512};
 
 impl Simd {
-    /// The kernels for `level`, or `None` when this
-    /// CPU does not support it.
+    /// The kernels for `level`, or `None` when this CPU does not
+    /// support it or the feature `simd` is off.
     pub fn new(level: SimdLevel) -> Option<&'static Self> {
         if !level.is_available() {
             return None;
         }
         Some(match level {
             SimdLevel::Scalar => &portable::KERNELS,
-            #[cfg(target_arch = "aarch64")]
+            #[cfg(all(feature = "simd", target_arch = "aarch64"))]
             SimdLevel::Neon => &neon::KERNELS,
-            #[cfg(target_arch = "aarch64")]
+            #[cfg(all(feature = "simd", target_arch = "aarch64"))]
             SimdLevel::NeonDotprod => &neon::dotprod::KERNELS,
-            #[cfg(target_arch = "x86_64")]
+            #[cfg(all(feature = "simd", target_arch = "x86_64"))]
             SimdLevel::Avx2 => &avx2::KERNELS,
-            #[cfg(target_arch = "x86_64")]
+            #[cfg(all(feature = "simd", target_arch = "x86_64"))]
             SimdLevel::AvxVnni => &avx2::vnni::KERNELS,
-            #[cfg(target_arch = "x86_64")]
+            #[cfg(all(feature = "simd", target_arch = "x86_64"))]
             SimdLevel::Avx512 => &avx512::KERNELS,
-            #[cfg(target_arch = "x86_64")]
+            #[cfg(all(feature = "simd", target_arch = "x86_64"))]
             SimdLevel::Avx512Vnni => &avx512::vnni::KERNELS,
             _ => return None,
         })
     }
 
-    /// The best kernels of this CPU.
+    /// The best kernels of this CPU and build.
     pub fn best() -> &'static Self {
         Self::new(SimdLevel::detect()).unwrap_or(&portable::KERNELS)
     }

@@ -101,7 +101,7 @@ pub trait Vector: Copy {
 
 /// Number of pairwise sums (two products of unsigned codes up to
 /// `largest` and signed bytes) that fit in 16 bits together.
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(feature = "simd", target_arch = "x86_64"))]
 pub fn pairs_in_16_bits(largest: usize) -> usize {
     i16::MAX as usize / (2 * 127 * largest)
 }
