@@ -176,7 +176,7 @@ fn other_files_are_one_of_those_that_were_written_and_whole() {
     let mut running: Vec<Child> = Vec::new();
     for batch in batches {
         running.push(start(&["plan", text(&model), "--batch", batch, "--device", "cpu", "-o", text(&plan)]));
-        running.push(start(&["report", "--device", "cpu", "-o", text(&page)]));
+        running.push(start(&["report", "-o", text(&page)]));
         let shape = format!("{batch}x64x64");
         running.push(start(&[
             "bench",

@@ -29,7 +29,8 @@ pub fn findings(listed: &[DeviceListing]) -> Vec<Finding> {
     let states = if devices.is_empty() { Vec::new() } else { gpus() };
     all.extend(devices.iter().map(|info| gpu(info, &states)));
     let has_bundle = bundles.iter().any(|(_, bundle)| bundle.is_ok());
-    all.push(compiler(&nvrtc, !devices.is_empty(), has_bundle));
+    let is_named = std::env::var_os("QGEMM_NVRTC").is_some();
+    all.push(compiler(&nvrtc, is_named, !devices.is_empty(), has_bundle));
     all.push(cache_finding(&cache));
     all.extend(bundles.iter().map(bundle));
     all
@@ -73,16 +74,14 @@ fn gpu(info: &DeviceInfo, states: &[Gpu]) -> Finding {
     }
 }
 
-fn compiler(nvrtc: &Result<Compiler, String>, has_gpu: bool, has_bundle: bool) -> Finding {
+fn compiler(nvrtc: &Result<Compiler, String>, is_named: bool, has_gpu: bool, has_bundle: bool) -> Finding {
     match nvrtc {
         Ok(compiler) => {
             let path =
                 compiler.path.as_ref().map_or("found by the system's loader".into(), |path| path.display().to_string());
             Finding::ok("nvrtc", format!("{} ({path})", compiler.version))
         }
-        Err(why) if std::env::var_os("QGEMM_NVRTC").is_some() => {
-            Finding::fail("nvrtc", why, "correct or unset QGEMM_NVRTC")
-        }
+        Err(why) if is_named => Finding::fail("nvrtc", why, "correct or unset QGEMM_NVRTC"),
         Err(why) if has_gpu && !has_bundle => {
             Finding::fail("nvrtc", why, "no CUDA kernel can be compiled, and there is no bundle of compiled ones")
         }
@@ -131,8 +130,8 @@ mod tests {
         assert_eq!(driver_finding(&missing(), false).status, Status::Ok);
         assert_eq!(driver_finding(&missing(), true).status, Status::Fail);
         assert_eq!(driver_finding(&Ok("12.9".into()), true).found, "supports CUDA 12.9");
-        let statuses = [(false, false), (true, true), (true, false)]
-            .map(|(gpu, bundle)| compiler(&Err("none".into()), gpu, bundle).status);
-        assert_eq!(statuses, [Status::Ok, Status::Warn, Status::Fail]);
+        let statuses = [(false, false, false), (false, true, true), (false, true, false), (true, false, false)]
+            .map(|(named, gpu, bundle)| compiler(&Err("none".into()), named, gpu, bundle).status);
+        assert_eq!(statuses, [Status::Ok, Status::Warn, Status::Fail, Status::Fail]);
     }
 }
