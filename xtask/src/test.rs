@@ -107,6 +107,12 @@ const STEPS: &[Step] = &[
         run: |skips| kernels(&["embed"], skips),
     },
     Step {
+        name: "candle",
+        why: "layers for candle compute what candle's do; a workspace of its own",
+        days: Days::Third(2),
+        run: candle,
+    },
+    Step {
         name: "docs",
         why: "documentation builds without warnings",
         days: Days::Every,
@@ -190,6 +196,15 @@ fn sample_of_kernels(skips: &mut Vec<String>) -> anyhow::Result<()> {
     ));
     let part = (days_since_1970() / 3).to_string();
     kernels(&["build-kernels", "--check", "--sample", "--of-day", &part], skips)
+}
+
+/// Tests the folder for candle, which has a lockfile of its own.
+fn candle(skips: &mut Vec<String>) -> anyhow::Result<()> {
+    let manifest = ["--manifest-path", "qgemm-candle/Cargo.toml"];
+    cargo(&[&["fmt", "--check"], &manifest[..]].concat(), skips)?;
+    let target = workspace::target_folder()?;
+    let target = ["--locked", "--target-dir", target.to_str().context("a target folder in UTF-8")?];
+    cargo(&[&["test"], &manifest[..], &target].concat(), skips)
 }
 
 impl Days {
