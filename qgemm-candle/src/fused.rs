@@ -147,7 +147,7 @@ impl Segments {
     /// Result of each weight, `[…, N]`: views of one tensor.
     ///
     /// # Errors
-    /// An error of candle's views, which there is none of.
+    /// As [`Segments::get`].
     pub fn split(&self) -> Result<Vec<Tensor>> {
         (0..self.features.len()).map(|segment| self.get(segment)).collect()
     }

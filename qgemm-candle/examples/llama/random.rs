@@ -16,31 +16,29 @@ const KV_HEADS: usize = 8;
 const HEAD_DIM: usize = HIDDEN / HEADS;
 const VOCABULARY: usize = 32_000;
 
-/// GGUF file of `layers` layers,
+/// GGUF file of `layers` equal layers,
 /// in the shapes of Llama 3 8B and in Q4_K.
 pub fn model(layers: usize) -> Result<Vec<u8>> {
-    let mut tensors = vec![
-        ("token_embd.weight".to_owned(), matrix(VOCABULARY, HIDDEN)?),
-        ("output.weight".to_owned(), matrix(VOCABULARY, HIDDEN)?),
-        ("output_norm.weight".to_owned(), ones()?),
+    let of_model = [
+        ("token_embd", matrix(1, VOCABULARY, HIDDEN)?),
+        ("output", matrix(2, VOCABULARY, HIDDEN)?),
+        ("output_norm", ones()?),
     ];
-    for i in 0..layers {
-        let shapes = [
-            ("attn_q", HIDDEN, HIDDEN),
-            ("attn_k", KV_HEADS * HEAD_DIM, HIDDEN),
-            ("attn_v", KV_HEADS * HEAD_DIM, HIDDEN),
-            ("attn_output", HIDDEN, HIDDEN),
-            ("ffn_gate", FEED_FORWARD, HIDDEN),
-            ("ffn_up", FEED_FORWARD, HIDDEN),
-            ("ffn_down", HIDDEN, FEED_FORWARD),
-        ];
-        for (name, n, k) in shapes {
-            tensors.push((format!("blk.{i}.{name}.weight"), matrix(n, k)?));
-        }
-        for name in ["attn_norm", "ffn_norm"] {
-            tensors.push((format!("blk.{i}.{name}.weight"), ones()?));
-        }
-    }
+    let of_layer = [
+        ("attn_norm", ones()?),
+        ("attn_q", matrix(3, HIDDEN, HIDDEN)?),
+        ("attn_k", matrix(4, KV_HEADS * HEAD_DIM, HIDDEN)?),
+        ("attn_v", matrix(5, KV_HEADS * HEAD_DIM, HIDDEN)?),
+        ("attn_output", matrix(6, HIDDEN, HIDDEN)?),
+        ("ffn_norm", ones()?),
+        ("ffn_gate", matrix(7, FEED_FORWARD, HIDDEN)?),
+        ("ffn_up", matrix(8, FEED_FORWARD, HIDDEN)?),
+        ("ffn_down", matrix(9, HIDDEN, FEED_FORWARD)?),
+    ];
+    let of_model = of_model.iter().map(|(name, tensor)| (format!("{name}.weight"), tensor));
+    let of_layers =
+        (0..layers).flat_map(|i| of_layer.iter().map(move |(name, tensor)| (format!("blk.{i}.{name}.weight"), tensor)));
+    let tensors: Vec<(String, &QTensor)> = of_model.chain(of_layers).collect();
     let metadata = [
         ("general.architecture", Value::String("llama".into())),
         ("llama.attention.head_count", Value::U32(HEADS as u32)),
@@ -53,16 +51,16 @@ pub fn model(layers: usize) -> Result<Vec<u8>> {
     ];
     let mut file = Cursor::new(Vec::new());
     let metadata: Vec<(&str, &Value)> = metadata.iter().map(|(key, value)| (*key, value)).collect();
-    let tensors: Vec<(&str, &QTensor)> = tensors.iter().map(|(name, tensor)| (&**name, tensor)).collect();
+    let tensors: Vec<(&str, &QTensor)> = tensors.iter().map(|(name, tensor)| (&**name, *tensor)).collect();
     gguf_file::write(&mut file, &metadata, &tensors)?;
     Ok(file.into_inner())
 }
 
 /// Weights that keep the magnitude
 /// of normalized rows.
-fn matrix(n: usize, k: usize) -> Result<QTensor> {
+fn matrix(seed: u32, n: usize, k: usize) -> Result<QTensor> {
     let scale = (3.0 / k as f32).sqrt();
-    let mut state = (n * 31 + k) as u32 | 1;
+    let mut state = seed;
     let mut next = || {
         state ^= state << 13;
         state ^= state >> 17;
