@@ -98,6 +98,12 @@ fn compare(args: &Args, mut file: impl Read + Seek) -> Result<()> {
     let (nmse, cosine) = difference(&expected.logits, &got.logits);
     println!("tokens: {equal} of {} equal, each behind candle's tokens", args.tokens);
     println!("logits: NMSE {nmse:.2e} (at most {:.0e}), cosine {cosine:.6}", args.nmse);
+    for (name, all) in [("candle", &expected), ("qgemm", &got)] {
+        let count = all.logits.iter().filter(|logit| !logit.is_finite()).count();
+        if count > 0 {
+            println!("{name}: {count} of {} logits are not finite", all.logits.len());
+        }
+    }
 
     let (candle, qgemm) = (time(&mut theirs, &device, &prompt, args)?, time(&mut ours, &device, &prompt, args)?);
     println!("{:<22}{:>12}{:>12}{:>8}", "", "candle", "qgemm", "ratio");
