@@ -14,6 +14,9 @@ use crate::linear::Linear;
 use crate::norm::RmsNorm;
 use crate::weights::host_weight;
 
+/// Most tokens of a sequence in a step, which bounds the memory of a prompt.
+const STEP_TOKENS: usize = 512;
+
 /// Arithmetic and room of a [`Llama`].
 #[derive(Clone, Copy, Debug)]
 pub struct LlamaOptions {
@@ -111,11 +114,25 @@ impl Llama {
     }
 
     /// Logits `[sequences, vocabulary]` of the last token, of tokens `[sequences, tokens]`
-    /// behind `position` earlier ones.
+    /// behind `position` earlier ones. Many tokens take several steps.
     ///
     /// # Errors
-    /// When the cache has no room for the tokens, or their shape is another.
+    /// When the cache has no room for the tokens, there are none, or their shape is another.
     pub fn forward(&mut self, tokens: &Tensor, position: usize) -> Result<Tensor> {
+        let (_, count) = tokens.dims2()?;
+        let mut last = None;
+        for start in (0..count).step_by(STEP_TOKENS) {
+            let step = tokens.narrow(1, start, STEP_TOKENS.min(count - start))?;
+            last = Some(self.step(&step, position + start)?);
+        }
+        match last {
+            Some(x) => self.output.forward(&x),
+            None => bail!("expected tokens, got none"),
+        }
+    }
+
+    /// Last token's row behind the layers, of at most [`STEP_TOKENS`].
+    fn step(&mut self, tokens: &Tensor, position: usize) -> Result<Tensor> {
         let (sequences, count) = tokens.dims2()?;
         let hidden = self.embeddings.dim(1)?;
         self.cache.begin(position, count)?;
@@ -125,7 +142,7 @@ impl Llama {
             x = layer.attention_output.forward_add(&attention, &x)?;
             x = layer.feed_forward.forward(&x)?;
         }
-        self.output.forward(&x.i((.., count - 1, ..))?)
+        x.i((.., count - 1, ..))
     }
 }
 
