@@ -111,7 +111,7 @@ const STEPS: &[Step] = &[
     Step {
         name: "downstream",
         why: "fewer features, other systems, other bindings of CUDA, and CubeCL beside qgemm compile",
-        days: Days::Third(2),
+        days: Days::Third(0),
         run: downstream,
     },
     Step {
@@ -125,6 +125,12 @@ const STEPS: &[Step] = &[
         why: "all crates can be packaged for crates.io",
         days: Days::Every,
         run: |skips| cargo(&["publish", "--workspace", "--dry-run", "--no-verify", "--allow-dirty"], skips),
+    },
+    Step {
+        name: "candle",
+        why: "layers for candle compute what candle's do; a workspace of its own",
+        days: Days::Third(1),
+        run: candle,
     },
     Step {
         name: "docs",
@@ -227,6 +233,15 @@ fn sample_of_kernels(skips: &mut Vec<String>) -> anyhow::Result<()> {
     ));
     let part = (days_since_1970() / 3).to_string();
     kernels(&["build-kernels", "--check", "--sample", "--of-day", &part], skips)
+}
+
+/// Tests the folder for candle, which has a lockfile of its own.
+fn candle(skips: &mut Vec<String>) -> anyhow::Result<()> {
+    let manifest = ["--manifest-path", "qgemm-candle/Cargo.toml"];
+    cargo(&[&["fmt", "--check"], &manifest[..]].concat(), skips)?;
+    let target = workspace::target_folder()?;
+    let target = ["--target-dir", target.to_str().context("a target folder in UTF-8")?];
+    cargo(&[&["test"], &manifest[..], &target].concat(), skips)
 }
 
 impl Days {
