@@ -39,13 +39,6 @@ QG_DEVICE i32 dp4a(i32 a, i32 b, i32 c) {
     return d;
 }
 
-// dp4a.u32.u32: c + the dot product of four unsigned byte pairs, mod 2^32.
-QG_DEVICE u32 dp4a_unsigned(u32 a, u32 b, u32 c) {
-    u32 d;
-    asm("dp4a.u32.u32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-    return d;
-}
-
 QG_DEVICE u32 sub_f16x2(u32 a, u32 b) {
     u32 d;
     asm("sub.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));

@@ -10,32 +10,41 @@
 
 struct OperandTable {
     static constexpr u32 CODES = 1u << code_bits<KTile>();
-    static_assert(CODES <= 16, "the factors of `pair` are bytes");
+    static constexpr u32 ROW_BYTES = 32 * 4;
+    static_assert(CODES <= 16, "the factors of `offset` are bytes");
+    // dp4a takes codes from 8 on, times 16, and a factor of
+    // 128 for negative: least offset, as a row.
+    static constexpr u32 FIRST_ROW = CODES == 16 ? 8 + 7 * CODES : 0;
     // Each lane has a copy, which lies in a bank of its own.
-    u32 value[CODES * CODES][32];  // [first code + CODES * second code][lane]
+    u32 value[CODES * CODES][32];
 
     // All threads of a CTA call it; a barrier must follow.
     QG_DEVICE void make(OperandTable& table, u32 thread) {
 #pragma unroll 2
         for (u32 at = thread; at < CODES * CODES * 8; at += QG_THREADS) {
-            const u32 v = convert(at / 8 % CODES, at / 8 / CODES);
-            st_shared(reinterpret_cast<u32x4*>(&table.value[at / 8][at % 8 * 4]), u32x4{v, v, v, v});
+            const u32 first = at / 8 % CODES, second = at / 8 / CODES;
+            const u32 v = convert(first, second), row = offset(first << 4 | second << 20, 0, FIRST_ROW * ROW_BYTES) / ROW_BYTES;
+            st_shared(reinterpret_cast<u32x4*>(&table.value[row][at % 8 * 4]), u32x4{v, v, v, v});
         }
     }
 
     // Pair `pair` of quad `quad`, from the table at the begin of
     // shared memory.
     QG_DEVICE u32 pair(const KTile& kt, u32 quad, u32 pair) {
-        // Bytes `pair` and `pair` + 2 have the
-        // pair's codes, 16-fold.
-        // A row of the table has 128 bytes.
-        const u32 factors = 8u << 8 * pair | 8u * CODES << 8 * (pair + 2);
-        const u32 address = dp4a_unsigned(lifted_codes(kt, quad), factors, lane_copy());
-        return ld_shared(shared_pointer<const u32>(address));
+        return ld_shared(shared_pointer<const u32>(offset(lifted_codes(kt, quad), pair, lane_copy())));
     }
 
-    // Shared address of the lane's copy of the first value.
-    QG_DEVICE u32 lane_copy() { return opaque_value(shared_address(dynamic_shared()) + thread_index() % 32 * 4); }
+    // `base` plus the offset of a pair's row.
+    // Bytes `pair` and `pair` + 2 have its codes, times 16.
+    QG_DEVICE u32 offset(u32 codes, u32 pair, u32 base) {
+        const u32 factors = 8u << 8 * pair | 8u * CODES << 8 * (pair + 2);
+        return (u32)dp4a((i32)codes, (i32)factors, (i32)base);
+    }
+
+    // Shared address of the lane's copy in the row of offset 0.
+    QG_DEVICE u32 lane_copy() {
+        return opaque_value(shared_address(dynamic_shared()) + FIRST_ROW * ROW_BYTES + thread_index() % 32 * 4);
+    }
 
     // The codes of a quad, times 16, as bytes.
     QG_DEVICE u32 lifted_codes(const KTile& kt, u32 quad) {

@@ -81,12 +81,6 @@ QG_DEVICE i32 dp4a(i32 a, i32 b, i32 c) {
     return (i32)sum;
 }
 
-// dp4a.u32.u32: c + the dot product of four u8 pairs, wrapping.
-QG_DEVICE u32 dp4a_unsigned(u32 a, u32 b, u32 c) {
-    for (u32 i = 0; i < 4; i++) c += (a >> (8 * i) & 0xffu) * (b >> (8 * i) & 0xffu);
-    return c;
-}
-
 QG_DEVICE float f16_to_f32(u32 bits) {
     const u32 sign = (bits & 0x8000u) << 16, magnitude = bits & 0x7fffu;
     if (magnitude > 0x7c00u) return bits_to_f32(0x7fffffffu);

@@ -126,7 +126,6 @@ pub static PROBES: &[Probe] = &[
     probe("prmt", Sm70, &[(Bits, 3)], 1),
     probe("and_or", Sm70, &[(Bits, 3)], 1),
     probe("dp4a", Sm70, &[(S8, 1), (S8, 1), (Bits, 1)], 1),
-    probe("dp4a_unsigned", Sm70, &[(Bits, 3)], 1),
     probe("sub_f16x2", Sm70, &[(AnyF16, 2)], 1),
     probe("mul_f16x2", Sm70, &[(AnyF16, 2)], 1),
     probe("fma_f16x2", Sm70, &[(AnyF16, 3)], 1),

@@ -87,9 +87,6 @@ QG_DEVICE void probe_ballot(const u32 (&in)[1], u32 (&out)[1], const Lane&) {
 
 QG_DEVICE void probe_prmt(const u32 (&in)[3], u32 (&out)[1], const Lane&) { out[0] = prmt(in[0], in[1], in[2]); }
 QG_DEVICE void probe_and_or(const u32 (&in)[3], u32 (&out)[1], const Lane&) { out[0] = and_or(in[0], in[1], in[2]); }
-QG_DEVICE void probe_dp4a_unsigned(const u32 (&in)[3], u32 (&out)[1], const Lane&) {
-    out[0] = dp4a_unsigned(in[0], in[1], in[2]);
-}
 QG_DEVICE void probe_dp4a(const u32 (&in)[3], u32 (&out)[1], const Lane&) {
     out[0] = (u32)dp4a((i32)in[0], (i32)in[1], (i32)in[2]);
 }
