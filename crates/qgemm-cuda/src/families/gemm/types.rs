@@ -145,8 +145,13 @@ impl Types {
     /// Whether a lookup of operands in shared memory takes fewer
     /// instructions than their conversion
     /// (`dequant/operand_table.cuh`).
+    ///
+    /// Ada and consumer Blackwell have less bandwidth for an SM,
+    /// and no shared memory to spare.
     pub(crate) fn looks_up_operands(&self) -> bool {
-        matches!(self.format.encoding, Encoding::Codebook(_)) && (3..=4).contains(&self.format.code_bits())
+        let is_codebook = matches!(self.format.encoding, Encoding::Codebook(_));
+        let has_room = matches!(self.variant, Variant::Sm80 | Variant::Sm90);
+        is_codebook && has_room && (3..=4).contains(&self.format.code_bits())
     }
 
     /// Whether codes can be operands unchanged, so that offsets apply to
