@@ -98,7 +98,7 @@ fn judged(baseline: &Baseline) -> Page {
     let mut page = Page::new("t");
     let mut row = serde_json::from_value(now).expect("a row");
     baseline.judge(&mut row);
-    page.text(&serde_json::to_string(&row).expect("numbers"));
+    page.text(serde_json::to_string(&row).expect("numbers"));
     page
 }
 

@@ -162,13 +162,13 @@ fn importances_weigh_columns_of_each_matrix() {
     let again = folder.path().join("again.gguf");
     succeeds(&["quantize", text(&output), text(&again), "--imatrix", text(&file), "Q8_0", "--allow-requantize"]);
 
-    let cases: [(&[(&str, Vec<f32>)], &str); 3] = [
-        (&[(stack, sums[..256].to_vec())], "expected 768 importances (K for each matrix), got 256"),
-        (&[("blk.0.attn_v.weight", vec![-1.0; 256])], "finite numbers, 0 or more"),
-        (&[("other.weight", vec![1.0; 256])], "none of its entries"),
+    let cases = [
+        ((stack, sums[..256].to_vec()), "expected 768 importances (K for each matrix), got 256"),
+        (("blk.0.attn_v.weight", vec![-1.0; 256]), "finite numbers, 0 or more"),
+        (("other.weight", vec![1.0; 256]), "none of its entries"),
     ];
-    for (entries, why) in cases {
-        importance(&file, entries);
+    for (entry, why) in cases {
+        importance(&file, &[entry]);
         let errors = refused(&[&quantize[..], &["Q4_K_S"]].concat());
         assert!(errors.contains(why), "{errors}");
     }

@@ -64,8 +64,8 @@ impl Overrides {
             }),
             ("quantized_layers", true, |key, values| (key, "", values)),
         ];
-        let mut overrides = Self::default();
-        overrides.own = settings.entries().iter().filter_map(of_mlx).collect();
+        let own = settings.entries().iter().filter_map(of_mlx).collect();
+        let mut overrides = Self { own, ..Self::default() };
         for (setting, names_first, rule) in lists {
             match settings.get(setting) {
                 Json::Object(entries) => overrides.lists.push(List::new(entries, names_first, rule)),

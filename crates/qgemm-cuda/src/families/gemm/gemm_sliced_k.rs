@@ -132,8 +132,8 @@ fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> 
         return Vec::new();
     }
     // A table that leaves no room for rings is left out.
-    let looked_up = types.looks_up_operands().then(|| listed(types, Beside::XRingsAndOperands, fits_registers));
-    looked_up.filter(|all| !all.is_empty()).unwrap_or_else(|| listed(types, Beside::XRings, fits_registers))
+    let looked_up = types.looks_up_operands().then(|| listed(types, Beside::RingsAndOperands, fits_registers));
+    looked_up.filter(|all| !all.is_empty()).unwrap_or_else(|| listed(types, Beside::Rings, fits_registers))
 }
 
 /// The first division of each tile that fits.
@@ -145,7 +145,7 @@ fn listed(types: &Types, beside: Beside, fits_registers: FitsRegisters<'_>) -> V
     };
     // Only Hopper's chips have room for
     // CTAs of so many warps.
-    let has_large_table = beside == Beside::XRingsAndOperands
+    let has_large_table = beside == Beside::RingsAndOperands
         && types.variant == Variant::Sm90
         && common::operand_table_bytes(types) >= LARGE_TABLE;
     let (tiles, many_rows): (&[_], &[_]) = match (types.has_nested_scales(), types.is_narrow()) {
@@ -185,7 +185,7 @@ fn for_experts(types: &Types) -> Vec<Instance> {
         (true, false) => &[OF_EXPERTS, THREE_SLICES, LONGER_RINGS],
     };
     let with_room =
-        |tile: &Tile| tile.divisions.iter().find_map(|d| tile.with_longest_rings(types, d, Beside::XRings, STAGES.1));
+        |tile: &Tile| tile.divisions.iter().find_map(|d| tile.with_longest_rings(types, d, Beside::Rings, STAGES.1));
     let mut all: Vec<Instance> = Vec::new();
     for instance in tiles.iter().filter_map(with_room) {
         if !all.iter().any(|other| other.id() == instance.id()) {
@@ -199,11 +199,11 @@ fn for_experts(types: &Types) -> Vec<Instance> {
 #[derive(Clone, Copy, PartialEq)]
 enum Beside {
     /// Rings of k-tiles of X, one for each slice.
-    XRings,
+    Rings,
     /// The same, and a table of operands (`dequant/operand_table.cuh`).
-    XRingsAndOperands,
+    RingsAndOperands,
     /// The first `k_blocks` k-blocks of one row of X.
-    XRow { k_blocks: u32 },
+    Row { k_blocks: u32 },
 }
 
 /// Resident k-blocks of a row of X; the
@@ -231,7 +231,7 @@ fn for_projections(types: &Types, fits: FitsRegisters<'_>) -> Vec<Instance> {
     let resident = |&k_blocks: &u32| {
         let all = tiles.iter().flat_map(|tile| tile.divisions.iter().map(move |division| (tile, division)));
         all.filter_map(move |(tile, division)| {
-            let beside = Beside::XRow { k_blocks };
+            let beside = Beside::Row { k_blocks };
             tile.with_longest_rings(types, division, beside, fewest_stages(types, division))
         })
     };
@@ -263,7 +263,7 @@ impl Tile {
         let w = row_tiles * types.k_tile_bytes();
         let ring = (stages * w).max(common::warp_sums(self.tile_m, rows));
         let of_warps = warps * slices * (ring + common::scale_table_bytes(types, rows));
-        let looks_up = beside == Beside::XRingsAndOperands;
+        let looks_up = beside == Beside::RingsAndOperands;
         let mut constants = Prelude {
             row_tiles: Some(row_tiles),
             warps_n: Some(warps),
@@ -273,10 +273,10 @@ impl Tile {
         };
         let of_table = if looks_up { common::operand_table_bytes(types) } else { 0 };
         let (main_loop, of_x) = match beside {
-            Beside::XRings | Beside::XRingsAndOperands => {
+            Beside::Rings | Beside::RingsAndOperands => {
                 (&MAIN_LOOP, stages * slices * self.tile_m * types.tile_k() * types.engine.x_bytes())
             }
-            Beside::XRow { k_blocks } => {
+            Beside::Row { k_blocks } => {
                 constants.x_blocks = Some(k_blocks);
                 let statistics = common::row_statistics(1, warps * slices).next_multiple_of(common::ALIGNMENT);
                 (&ONE_ROW, k_blocks * common::x_stage(types, 1) + statistics)
@@ -286,7 +286,7 @@ impl Tile {
             ctas_per_sm,
             stages,
             integer_operands: types.has_integer_operands(),
-            one_row: matches!(beside, Beside::XRow { .. }),
+            one_row: matches!(beside, Beside::Row { .. }),
             constants,
             warps_n: warps,
             k_groups: slices,
