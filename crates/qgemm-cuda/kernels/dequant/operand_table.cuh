@@ -12,8 +12,9 @@ struct OperandTable {
     static constexpr u32 CODES = 1u << code_bits<KTile>();
     static constexpr u32 ROW_BYTES = 32 * 4;
     static_assert(CODES <= 16, "the factors of `offset` are bytes");
-    // dp4a takes codes from 8 on, times 16, and a factor of
-    // 128 for negative: least offset, as a row.
+    // dp4a is signed: codes from 8 on, times 16,
+    // and a factor of 128 are negative.
+    // Least offset, in rows.
     static constexpr u32 FIRST_ROW = CODES == 16 ? 8 + 7 * CODES : 0;
     // Each lane has a copy, which lies in a bank of its own.
     u32 value[CODES * CODES][32];
@@ -28,8 +29,8 @@ struct OperandTable {
         }
     }
 
-    // Pair `pair` of quad `quad`, from the table at the begin of
-    // shared memory.
+    // Pair `pair` of quad `quad`, from the table
+    // at the start of shared memory.
     QG_DEVICE u32 pair(const KTile& kt, u32 quad, u32 pair) {
         return ld_shared(shared_pointer<const u32>(offset(lifted_codes(kt, quad), pair, lane_copy())));
     }
@@ -59,8 +60,8 @@ struct OperandTable {
         using High = typename S::Codes1;
         return bits_at<High>(High::word_of(kt.codes1, quad), quad, 4 + S::Codes0::BITS);
     }
-    // The bits of a plane for the codes of `quad`, moved to bit `to`
-    // of each byte.
+    // The bits of a plane for the codes of `quad`,
+    // moved to bit `to` of each byte.
     template <class Plane>
     QG_DEVICE u32 bits_at(u32 word, u32 quad, u32 to) {
         constexpr u32 MASK = ((1u << Plane::BITS) - 1) * 0x01010101u;
