@@ -4,7 +4,7 @@
 
 use rayon::prelude::*;
 
-use crate::desc::{Encoding, Format, FormatDesc, QuantizeBlocks, ScaleType};
+use crate::desc::{Encoding, Format, FormatDesc, ScaleType};
 use crate::error::FormatError;
 use crate::formats::{
     iq4_nl, iq4_xs, matrix, plain, q2_k, q3_k, q4_0, q4_1, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0, ternary,
@@ -137,11 +137,8 @@ pub fn quantize_by_importance(
         let why = "an importance is negative, NaN or infinite";
         return Err(FormatError::NotQuantizable { format: used.desc().name, why });
     }
-    let mut blocks = vec![0; matrix::check(used.desc(), values, n, k)?];
-    check_magnitude(values, k, used)?;
-    let rows = blocks.par_chunks_mut(used.row_bytes(k)).zip(values.par_chunks(k));
-    rows.for_each(|(blocks, row)| quantize(row, importance, blocks));
-    checked(values, HostWeight::new(used, n, k, blocks.into())?, format)
+    let weight = quantize_rows(values, n, k, used, |row, blocks| quantize(row, importance, blocks))?;
+    checked(values, weight, format)
 }
 
 /// Result of a quantizer, after checks of what it cannot check itself.
@@ -201,7 +198,7 @@ fn quantize_rows(
     n: usize,
     k: usize,
     format: Format,
-    quantize: QuantizeBlocks,
+    quantize: impl Fn(&[f32], &mut [u8]) + Sync,
 ) -> Result<HostWeight, FormatError> {
     let mut blocks = vec![0; matrix::check(format.desc(), values, n, k)?];
     check_magnitude(values, k, format)?;

@@ -54,6 +54,41 @@ pub(super) fn total(weights: &[f32]) -> f32 {
     weights.iter().fold(0.0, |sum, w| sum + w)
 }
 
+/// Quantizes a row in blocks of 32 values and `block_bytes` bytes, whose weights
+/// in the search follow the importance of the columns and the variance of the row.
+pub(super) fn blocks_by_importance(
+    values: &[f32],
+    importance: &[f32],
+    (out, block_bytes): (&mut [u8], usize),
+    quantize: impl Fn(&[f32], &[f32], &mut [u8]),
+) {
+    let variance = energy(values) / values.len() as f32;
+    let blocks = values.chunks_exact(32).zip(importance.chunks_exact(32)).zip(out.chunks_exact_mut(block_bytes));
+    blocks.for_each(|((x, importance), block)| quantize(x, &weigh::<32>(x, importance, variance), block));
+}
+
+/// Fits scale and minimum of each sub-block of a super-block by importance, and then
+/// codes of `0..=most` and a unit for the scales and for the minimums.
+pub(super) fn super_block_by_importance<const SUB: usize, const SUBS: usize>(
+    search: &AffineSearch,
+    (x, importance, variance): (&[f32], &[f32], f32),
+    most: i32,
+    codes: &mut [u32],
+) -> [([u8; SUBS], f32); 2] {
+    let (mut scales, mut mins, mut totals) = ([0.0; SUBS], [0.0; SUBS], [0.0; SUBS]);
+    let subs = x.chunks_exact(SUB).zip(importance.chunks_exact(SUB)).zip(codes.chunks_exact_mut(SUB));
+    for (sub, ((x, importance), codes)) in subs.enumerate() {
+        let weights: [f32; SUB] = weigh(x, importance, variance);
+        totals[sub] = total(&weights);
+        (scales[sub], mins[sub]) = search.fit(x, &weights, codes);
+    }
+    [&scales, &mins].map(|numbers| {
+        let mut coded = [0; SUBS];
+        let unit = positive(numbers, &totals, most, &mut coded);
+        (coded, unit)
+    })
+}
+
 /// `Σ w·x·l` and `Σ w·l²`. `l` is `x · inverse`, rounded.
 fn moments(x: &[f32], weights: &[f32], inverse: f32, levels: i32) -> (f32, f32) {
     x.iter().zip(weights).fold((0.0, 0.0), |(xl, ll), (&v, &w)| {

@@ -125,18 +125,8 @@ pub(crate) fn quantize_by_importance(values: &[f32], importance: &[f32], out: &m
     for ((x, importance), block) in blocks {
         let variance = fit::energy(x) / 256.0;
         let mut codes = [0; 256];
-        let (mut scales, mut mins, mut totals) = ([0.0; 16], [0.0; 16], [0.0; 16]);
-        let subs = x.chunks_exact(16).zip(importance.chunks_exact(16)).zip(codes.chunks_exact_mut(16));
-        for (sub, ((x, importance), codes)) in subs.enumerate() {
-            let weights: [f32; 16] = fit::weigh(x, importance, variance);
-            totals[sub] = fit::total(&weights);
-            (scales[sub], mins[sub]) = SEARCH.fit(x, &weights, codes);
-        }
-        let [scales, mins] = [&scales, &mins].map(|numbers| {
-            let mut coded = [0; 16];
-            let unit = fit::positive(numbers, &totals, 15, &mut coded);
-            (coded, unit)
-        });
+        let [scales, mins] =
+            fit::super_block_by_importance::<16, 16>(&SEARCH, (x, importance, variance), 15, &mut codes);
         write_block(x, scales, mins, codes, block);
     }
 }

@@ -61,25 +61,18 @@ fn quantize_blocks(values: &[f32], out: &mut [u8]) {
         let (min, max) = field::min_max(x);
         let d = (max - min) / 15.0;
         let inverse = field::inverse(d);
-        field::write_f16(block, 0, d);
-        field::write_f16(block, 2, min);
         let codes: [u32; 32] =
             std::array::from_fn(|j| (field::truncate((x[j] - min) * inverse + 0.5) as i8).min(15) as u32);
-        nibbles::pack(&codes, &mut block[4..]);
+        write_block(&codes, [d, min].map(f16::from_f32), block);
     }
 }
 
 /// Quantizes a row by the importance of its columns.
 pub(crate) fn quantize_by_importance(values: &[f32], importance: &[f32], out: &mut [u8]) {
     const SEARCH: AffineSearch = AffineSearch::by_importance(15);
-    let variance = fit::energy(values) / values.len() as f32;
-    let blocks = values.chunks_exact(32).zip(importance.chunks_exact(32)).zip(out.chunks_exact_mut(20));
-    for ((x, importance), block) in blocks {
-        let weights: [f32; 32] = fit::weigh(x, importance, variance);
+    fit::blocks_by_importance(values, importance, (out, 20), |x, weights, block| {
         let mut codes = [0; 32];
-        let (d, min) = SEARCH.fit(x, &weights, &mut codes);
-        field::write_f16(block, 0, d);
-        field::write_f16(block, 2, -min);
-        nibbles::pack(&codes, &mut block[4..]);
-    }
+        let (d, min) = SEARCH.fit(x, weights, &mut codes);
+        write_block(&codes, [d, -min].map(f16::from_f32), block);
+    });
 }

@@ -115,18 +115,8 @@ pub(super) fn codes_by_importance(
 ) -> [u32; 256] {
     let variance = 2.0 * fit::energy(x) / 256.0;
     let mut codes = [0; 256];
-    let (mut scales, mut mins, mut totals) = ([0.0; 8], [0.0; 8], [0.0; 8]);
-    let subs = x.chunks_exact(32).zip(importance.chunks_exact(32)).zip(codes.chunks_exact_mut(32));
-    for (sub, ((x, importance), codes)) in subs.enumerate() {
-        let weights: [f32; 32] = fit::weigh(x, importance, variance);
-        totals[sub] = fit::total(&weights);
-        (scales[sub], mins[sub]) = search.fit(x, &weights, codes);
-    }
-    let [scales, mins] = [&scales, &mins].map(|numbers| {
-        let mut coded = [0; 8];
-        let unit = fit::positive(numbers, &totals, 63, &mut coded);
-        (coded.map(|code| code.min(63)), unit)
-    });
+    let coded = fit::super_block_by_importance::<32, 8>(search, (x, importance, variance), 63, &mut codes);
+    let [scales, mins] = coded.map(|(codes, unit)| (codes.map(|code| code.min(63)), unit));
     write_scales(x, scales, mins, search.max_code, header, &mut codes);
     codes
 }

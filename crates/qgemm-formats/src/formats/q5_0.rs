@@ -58,13 +58,10 @@ fn quantize_blocks(values: &[f32], out: &mut [u8]) {
 
 /// Quantizes a row by the importance of its columns.
 pub(crate) fn quantize_by_importance(values: &[f32], importance: &[f32], out: &mut [u8]) {
-    let variance = fit::energy(values) / values.len() as f32;
-    let blocks = values.chunks_exact(32).zip(importance.chunks_exact(32)).zip(out.chunks_exact_mut(22));
-    for ((x, importance), block) in blocks {
-        let weights: [f32; 32] = fit::weigh(x, importance, variance);
+    fit::blocks_by_importance(values, importance, (out, 22), |x, weights, block| {
         let mut codes = [0; 32];
-        field::write_f16(block, 0, fit::symmetric(x, &weights, 16, &mut codes));
+        field::write_f16(block, 0, fit::symmetric(x, weights, 16, &mut codes));
         nibbles::pack_fifth(&codes, &mut block[2..6]);
         nibbles::pack(&codes, &mut block[6..]);
-    }
+    });
 }

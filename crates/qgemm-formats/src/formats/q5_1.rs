@@ -63,26 +63,17 @@ fn quantize_blocks(values: &[f32], out: &mut [u8]) {
         let (min, max) = field::min_max(x);
         let d = (max - min) / 31.0;
         let inverse = field::inverse(d);
-        field::write_f16(block, 0, d);
-        field::write_f16(block, 2, min);
         let codes: [u32; 32] = std::array::from_fn(|j| field::truncate((x[j] - min) * inverse + 0.5) as u32 & 0xff);
-        nibbles::pack_fifth(&codes, &mut block[4..8]);
-        nibbles::pack(&codes, &mut block[8..]);
+        write_block(&codes, [d, min].map(f16::from_f32), block);
     }
 }
 
 /// Quantizes a row by the importance of its columns.
 pub(crate) fn quantize_by_importance(values: &[f32], importance: &[f32], out: &mut [u8]) {
     const SEARCH: AffineSearch = AffineSearch::by_importance(31);
-    let variance = fit::energy(values) / values.len() as f32;
-    let blocks = values.chunks_exact(32).zip(importance.chunks_exact(32)).zip(out.chunks_exact_mut(24));
-    for ((x, importance), block) in blocks {
-        let weights: [f32; 32] = fit::weigh(x, importance, variance);
+    fit::blocks_by_importance(values, importance, (out, 24), |x, weights, block| {
         let mut codes = [0; 32];
-        let (d, min) = SEARCH.fit(x, &weights, &mut codes);
-        field::write_f16(block, 0, d);
-        field::write_f16(block, 2, -min);
-        nibbles::pack_fifth(&codes, &mut block[4..8]);
-        nibbles::pack(&codes, &mut block[8..]);
-    }
+        let (d, min) = SEARCH.fit(x, weights, &mut codes);
+        write_block(&codes, [d, -min].map(f16::from_f32), block);
+    });
 }

@@ -1,10 +1,9 @@
 //! 4-bit groups around 8 with an addend, as torchao's int4
 //! classes have them: `scale · (nibble − 8) + zero`.
 
-use rayon::prelude::*;
 use safetensors::tensor::Dtype;
 
-use super::exact::{ExactScales, exact_f16, row_scale};
+use super::exact::{ExactScales, exact_f16, row_scale, scaled_rows};
 use super::layer::Layer;
 use super::raw::{RawTensor, bad, unsupported, word};
 use crate::desc::{Format, FormatDesc};
@@ -196,10 +195,7 @@ impl Layer for CenteredLayer {
     }
 
     fn weight(&self, _index: usize) -> Result<HostWeight, FormatError> {
-        let row_bytes = self.format.row_bytes(self.k);
-        let mut blocks = vec![0u8; self.n * row_bytes];
-        let rows = blocks.par_chunks_exact_mut(row_bytes).enumerate();
-        let row_scale = rows.map(|(row, out)| self.write_row(row, out)).collect::<Result<Vec<f32>, _>>()?;
-        HostWeight::new(self.format(), self.n, self.k, blocks.into())?.with_row_scale(row_scale)
+        let (blocks, row_scale) = scaled_rows(self.format, [self.n, self.k], |row, out| self.write_row(row, out))?;
+        HostWeight::new(self.format(), self.n, self.k, blocks)?.with_row_scale(row_scale)
     }
 }

@@ -2,9 +2,12 @@
 //! row, as its row scale, brings them into the range of f16.
 
 use half::f16;
+use rayon::prelude::*;
 
 use super::raw::{RawTensor, unsupported};
+use crate::desc::FormatDesc;
 use crate::error::FormatError;
+use crate::weight::SharedBytes;
 
 /// Exponent of the largest number of a row in f16. Its
 /// product with 8-bit codes is below f16's largest number.
@@ -30,6 +33,22 @@ pub(super) fn row_scale(records: &[[f32; 2]]) -> f32 {
     // Values are multiples of 2^-24 times it. Above 2^-149, f32
     // holds them.
     2f32.powi(exponent.clamp(-100, 126))
+}
+
+/// Blocks of `n` rows, and each row's scale, which `write` returns.
+///
+/// # Errors
+/// Those of `write`.
+pub(super) fn scaled_rows(
+    format: &FormatDesc,
+    [n, k]: [usize; 2],
+    write: impl Fn(usize, &mut [u8]) -> Result<f32, FormatError> + Sync,
+) -> Result<(SharedBytes, Vec<f32>), FormatError> {
+    let row_bytes = format.row_bytes(k);
+    let mut blocks = vec![0u8; n * row_bytes];
+    let rows = blocks.par_chunks_exact_mut(row_bytes).enumerate();
+    let scales = rows.map(|(row, out)| write(row, out)).collect::<Result<_, _>>()?;
+    Ok((blocks.into(), scales))
 }
 
 /// `value / factor` in f16. Loading refuses what is not

@@ -19,11 +19,10 @@
 use std::sync::Arc;
 
 use half::f16;
-use rayon::prelude::*;
 use safetensors::tensor::Dtype;
 
 use super::eight_bit::{EightBitLayer, EightBitSettings};
-use super::exact::{ExactScales, exact_f16, row_scale};
+use super::exact::{ExactScales, exact_f16, row_scale, scaled_rows};
 use super::four_bit::{Mxfp4Layer, Nvfp4Layer};
 use super::layer::{Found, Layer, erase};
 use super::raw::{RawTensor, RawTensors, bad, unsupported};
@@ -38,6 +37,7 @@ use crate::weight::{HostWeight, SharedBytes};
 const GROUPS: [usize; 3] = [32, 64, 128];
 /// Bits of the affine mode.
 const BITS: [usize; 6] = [2, 3, 4, 5, 6, 8];
+
 /// Takes the layer whose codes are tensor `name`.
 pub(super) fn take_mlx(tensors: &mut RawTensors, name: &str, settings: &Settings) -> Option<Found> {
     let base = name.strip_suffix(".weight")?;
@@ -323,12 +323,9 @@ impl Layer for AffineLayer {
     }
 
     fn weight(&self, _index: usize) -> Result<HostWeight, FormatError> {
-        let format = self.format();
-        let row_bytes = format.row_bytes(self.k);
-        let mut blocks = vec![0u8; self.n * row_bytes];
-        let rows = blocks.par_chunks_exact_mut(row_bytes).enumerate();
-        let row_scale = rows.map(|(row, out)| self.write_row(row, out)).collect::<Result<Vec<f32>, _>>()?;
-        let weight = HostWeight::new(format, self.n, self.k, blocks.into())?;
+        let write = |row, out: &mut [u8]| self.write_row(row, out);
+        let (blocks, row_scale) = scaled_rows(self.store.format(), [self.n, self.k], write)?;
+        let weight = HostWeight::new(self.format(), self.n, self.k, blocks)?;
         if row_scale.iter().all(|&scale| scale == 1.0) { Ok(weight) } else { weight.with_row_scale(row_scale) }
     }
 }
