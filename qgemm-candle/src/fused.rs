@@ -1,7 +1,6 @@
 //! [`FusedLinear`]: several weights of one X.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use candle_core::{DType, Error, Result, Shape, Tensor, bail};
 use qgemm_api::{BufferMut, FusedArgs, FusedPlan, FusedProblem, FusedWeight, HostWeight};
@@ -10,6 +9,7 @@ use crate::context::{Context, dtype_of};
 use crate::norm::Gamma;
 use crate::operands::{Input, WIDE};
 use crate::operation::{Operation, Run};
+use crate::plans::{Plans, Rows};
 
 /// Products of one X with several weights, such as Q, K and V. Neighbours of one format are
 /// one product.
@@ -21,15 +21,7 @@ pub struct FusedLinear {
     k: usize,
     gamma: Option<Gamma>,
     d_dtype: Option<DType>,
-    plans: Arc<Mutex<HashMap<Rows, Arc<FusedPlan>>>>,
-}
-
-/// Rows that a plan is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Rows {
-    rows: usize,
-    x: DType,
-    aligned: bool,
+    plans: Arc<Plans<FusedPlan>>,
 }
 
 /// Results of a [`FusedLinear`] behind each other in one tensor.
@@ -80,11 +72,7 @@ impl FusedLinear {
         Ok(Segments { all, rows, features: self.features.clone() })
     }
 
-    fn plan(&self, key: Rows) -> Result<Arc<FusedPlan>> {
-        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(plan) = plans.get(&key) {
-            return Ok(plan.clone());
-        }
+    fn plan(&self, key: Rows) -> Result<FusedPlan> {
         let (x, d) = (dtype_of(key.x)?, dtype_of(self.d_dtype.unwrap_or(key.x))?);
         let problem = FusedProblem::new(&self.weight, key.rows, x).each(|problem| {
             let problem = problem.x_precision(self.context.x_precision());
@@ -101,9 +89,7 @@ impl FusedLinear {
             let problem = problem.output_dtype(segment, d);
             problem.output_alignment(segment, if is_wide { WIDE } else { d.bytes() })
         });
-        let plan = Arc::new(self.context.qgemm().plan_fused(&problem).map_err(Error::wrap)?);
-        plans.insert(key, plan.clone());
-        Ok(plan)
+        self.context.qgemm().plan_fused(&problem).map_err(Error::wrap)
     }
 }
 
@@ -126,7 +112,8 @@ impl Operation for FusedLinear {
     fn run(&self, inputs: &[Input<'_>], d: BufferMut<'_>) -> Result<()> {
         let x = inputs[0];
         let (_, rows) = x.matrix(Self::NAME)?;
-        let plan = self.plan(Rows { rows, x: x.dtype, aligned: x.view.alignment() >= WIDE })?;
+        let key = Rows { rows, x: x.dtype, aligned: x.view.alignment() >= WIDE };
+        let plan = self.plans.get(key, || self.plan(key))?;
         let bytes = dtype_of(self.d_dtype.unwrap_or(x.dtype))?.bytes();
         self.context.with_workspace(plan.workspace_bytes(), |workspace| {
             let mut outputs = Vec::with_capacity(self.features.len());

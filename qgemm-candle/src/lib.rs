@@ -46,6 +46,7 @@ mod norm;
 mod operands;
 mod operation;
 mod per_thread;
+mod plans;
 mod weights;
 
 pub use context::Context;

@@ -14,7 +14,7 @@ use crate::linear::Linear;
 use crate::norm::RmsNorm;
 use crate::weights::host_weight;
 
-/// Most tokens of a sequence in a step, which bounds the memory of a prompt.
+/// Maximum tokens of a sequence in one step. It bounds the memory of a prompt.
 const STEP_TOKENS: usize = 512;
 
 /// Arithmetic and room of a [`Llama`].
@@ -131,7 +131,8 @@ impl Llama {
         }
     }
 
-    /// Last token's row behind the layers, of at most [`STEP_TOKENS`].
+    /// Runs the layers on at most [`STEP_TOKENS`] tokens, and returns the residual stream
+    /// of the last token.
     fn step(&mut self, tokens: &Tensor, position: usize) -> Result<Tensor> {
         let (sequences, count) = tokens.dims2()?;
         let hidden = self.embeddings.dim(1)?;

@@ -1,7 +1,6 @@
 //! [`RmsNorm`], and the norm before a product.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use candle_core::{DType, Error, Module, Result, Shape, Tensor, bail};
 use qgemm_api::{Buffer, BufferMut, BufferRef, Norm, NormArgs, NormFunction, NormPlan, Problem};
@@ -9,6 +8,7 @@ use qgemm_api::{Buffer, BufferMut, BufferRef, Norm, NormArgs, NormFunction, Norm
 use crate::context::{Context, dtype_of};
 use crate::operands::{Input, WIDE};
 use crate::operation::{Operation, Run};
+use crate::plans::{Plans, Rows};
 
 /// Gamma of a norm on the device, and the type of normalized rows.
 #[derive(Clone, Debug)]
@@ -50,15 +50,7 @@ impl Gamma {
 pub struct RmsNorm {
     context: Context,
     gamma: Gamma,
-    plans: Arc<Mutex<HashMap<Rows, Arc<NormPlan>>>>,
-}
-
-/// Rows that a plan is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Rows {
-    rows: usize,
-    x: DType,
-    aligned: bool,
+    plans: Arc<Plans<NormPlan>>,
 }
 
 impl RmsNorm {
@@ -70,17 +62,11 @@ impl RmsNorm {
         Ok(Self { context: ctx.clone(), gamma: Gamma::new(ctx, gamma, eps, dtype)?, plans: Arc::default() })
     }
 
-    fn plan(&self, key: Rows) -> Result<Arc<NormPlan>> {
-        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(plan) = plans.get(&key) {
-            return Ok(plan.clone());
-        }
+    fn plan(&self, key: Rows) -> Result<NormPlan> {
         let (x, d) = (dtype_of(key.x)?, self.gamma.of_rows);
         let norm = Norm::new(key.rows, self.gamma.columns, x, self.gamma.function()).d_dtype(d);
         let norm = if key.aligned { norm } else { norm.x_alignment(x.bytes()).d_alignment(d.bytes()) };
-        let plan = Arc::new(self.context.qgemm().plan_norm(&norm).map_err(Error::wrap)?);
-        plans.insert(key, plan.clone());
-        Ok(plan)
+        self.context.qgemm().plan_norm(&norm).map_err(Error::wrap)
     }
 }
 
@@ -108,7 +94,8 @@ impl Operation for RmsNorm {
     fn run(&self, inputs: &[Input<'_>], d: BufferMut<'_>) -> Result<()> {
         let x = inputs[0];
         let aligned = x.view.alignment().min(d.view().alignment()) >= WIDE;
-        let plan = self.plan(Rows { rows: x.matrix(Self::NAME)?.1, x: x.dtype, aligned })?;
+        let rows = Rows { rows: x.matrix(Self::NAME)?.1, x: x.dtype, aligned };
+        let plan = self.plans.get(rows, || self.plan(rows))?;
         plan.run(self.context.stream(), NormArgs::new(x.view, d).gamma(self.gamma.view())).map_err(Error::wrap)
     }
 }

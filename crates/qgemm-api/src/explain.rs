@@ -16,16 +16,28 @@ impl Context {
     /// When the problem is invalid, its weight is on another device,
     /// or the requested family does not exist.
     pub fn explain(&self, problem: &Problem) -> Result<PlanRecord, Error> {
+        self.record_of(problem, |subject| subject.explain_with_permissions())
+    }
+
+    /// [`Context::explain`] without permissions, for plans of many products.
+    pub(crate) fn explain_choice(&self, problem: &Problem) -> Result<PlanRecord, Error> {
+        self.record_of(problem, |subject| subject.explain())
+    }
+
+    fn record_of(
+        &self,
+        problem: &Problem,
+        record: impl FnOnce(&GemmSubject<'_>) -> Result<PlanRecord, Error>,
+    ) -> Result<PlanRecord, Error> {
         self.check_weight(problem.weight().device)?;
         let device = self.device();
-        let subject = GemmSubject {
+        record(&GemmSubject {
             op: &problem.check()?,
             info: device.info(),
             families: device.catalog().gemm,
             preferences: problem.preferences(),
             tuned: self.tuned(),
-        };
-        subject.explain()
+        })
     }
 
     /// Record of the choice of [`Context::plan_gradient`]: see

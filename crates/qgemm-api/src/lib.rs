@@ -102,7 +102,7 @@
 //! | `wgpu` | yes | Vulkan, Metal and Direct3D 12, and the module `wgpu` |
 //! | `embed-kernels` | no | compiled CUDA kernels in the program |
 //! | `emu` | no | devices that emulate GPUs (`emu:sm75`), for tests |
-//! | `experimental-cooperative-matrix` | no | f16 matrix instructions of wgpu adapters; wgpu calls its code for them experimental and possibly unsound |
+//! | `experimental-cooperative-matrix` | no | f16 matrix instructions of wgpu adapters, which wgpu calls experimental and possibly unsound |
 //!
 //! No feature needs a driver or a toolkit to build or to start;
 //! [`devices`] reports what is absent.

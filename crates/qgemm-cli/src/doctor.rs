@@ -1,5 +1,5 @@
-//! `qgemm doctor`: what of this machine qgemm can use, what is missing or
-//! busy, and why it matters.
+//! `qgemm doctor`: checks driver, compiler, caches, processor and load,
+//! and says why each finding matters.
 
 mod cuda;
 mod environment;

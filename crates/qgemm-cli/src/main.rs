@@ -63,8 +63,8 @@ struct Cli {
 enum Command {
     /// List the devices of this machine and the formats that they multiply.
     Devices,
-    /// Say what of this machine is found, missing or busy, and why it
-    /// matters. Fails when something does not work.
+    /// Check this machine: driver, compiler, caches, processor and load.
+    /// Fails when something does not work.
     Doctor,
     /// Continue a text with a language model, or answer a message.
     Run(run::Args),

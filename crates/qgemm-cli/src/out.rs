@@ -28,7 +28,7 @@ pub struct PrintingOptions {
     /// Print JSON instead of tables.
     #[arg(long, global = true)]
     json: bool,
-    /// Print tables as CSV: the fields of JSON, one a column.
+    /// Print tables as CSV, with a column for each field of the JSON.
     #[arg(long, global = true)]
     csv: bool,
     /// Print tables in Markdown.

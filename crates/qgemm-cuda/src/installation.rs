@@ -41,7 +41,7 @@ pub struct Compiler {
 pub struct CacheFolder {
     /// The folder; `None` if neither `QGEMM_CACHE` nor a home folder is set.
     pub path: Option<PathBuf>,
-    /// Whether it exists.
+    /// Whether the folder exists.
     pub exists: bool,
     /// Why its kernels are not used, such as others' permission to write.
     pub refusal: Option<String>,

@@ -309,8 +309,8 @@ impl fmt::Debug for FormatDesc {
 /// | `tq2_0`, `q2_0_g64`, `q2_0_g128` | GGUF TQ2_0, TQ1_0 and Q2_0: −1, 0 and 1 (2-bit codes) in blocks of 256, 64 and 128, one f16 scale |
 /// | `mxfp4` | E2M1 in blocks of 32, E8M0 scale |
 /// | `int2_g32`, `int2_g64`, `int2_g128`, `int3_g32`, `int3_g64`, `int3_g128`, `int4_g32`, `int4_g64`, `int4_g128`, `int8_g32`, `int8_g64`, `int8_g128` | GPTQ and AWQ: 2, 3, 4 and 8-bit integers in groups of 32, 64 and 128, f16 scale and zero point; optional act-order |
-/// | `affine2_g64`, `affine3_g64`, `affine4_g64`, `affine5_g64`, `affine6_g64`, `affine8_g32`, `affine8_g64` | MLX: 2 to 8-bit integers in groups of 32 and 64, f16 scale and minimum, and one scale per output feature |
-/// | `centered4_g32`, `centered4_g64` | torchao: 4-bit integers around 8 in groups of 32 and 64, f16 scale and addend, and one scale per output feature |
+/// | `affine2_g64`, `affine3_g64`, `affine4_g64`, `affine5_g64`, `affine6_g64`, `affine8_g32`, `affine8_g64` | MLX: 2 to 8-bit integers in groups of 32 and 64; f16 scale and minimum, one scale per output feature |
+/// | `centered4_g32`, `centered4_g64` | torchao: 4-bit integers minus 8 in groups of 32 and 64; f16 scale and addend, one scale per output feature |
 /// | `int8_channel` | INT8, one scale per output feature |
 /// | `fp8_e4m3`, `fp8_e5m2` | FP8, one scale per tensor or output feature |
 /// | `fp8_e4m3_block128`, `fp8_e5m2_block128` | FP8, one scale per 128×128 block |

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! GGUF:   tensors `NAME.in_sum2` (sums of squared inputs, [matrices, K]) and `NAME.counts` ([matrices]), f32
-//! legacy: entries i32 | name length i32, name, calls i32, values i32, values f32 … | chunks i32 | dataset length i32, dataset
+//! legacy: i32 entries | i32 name length, name, i32 calls, i32 values, f32 … | i32 chunks | i32 length, dataset
 //! ```
 //!
 //! Numbers are little-endian. The legacy format has no magic number.

@@ -25,8 +25,9 @@ fn number(value: &Value) -> u64 {
     value.as_u64().expect("a number")
 }
 
-/// Formats by tensor, those of all layers as `q6_k*4 q4_k*28`. Tensors
-/// with the recipe's own format are left out.
+/// Formats by tensor name. A name that all layers have maps to its formats
+/// in order of layers, such as `q6_k*4 q4_k*28`.
+/// Tensors of the recipe's own format are absent.
 fn chosen(model: &Value, recipe: Recipe, has_importance: bool) -> BTreeMap<String, String> {
     let size = |key: &str| number(&model[key]) as usize;
     let shape = ModelShape {

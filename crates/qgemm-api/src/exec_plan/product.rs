@@ -182,7 +182,7 @@ impl Builder<'_> {
                 let rows = product.x.rows;
                 let problem =
                     with_segments(state(described.problem(rows)), &product.planned_segments(), [rows, matrix.n])?;
-                (known(planned, format!("{problem:?}"), || ctx.explain(&problem))?, described.bytes())
+                (known(planned, format!("{problem:?}"), || ctx.explain_choice(&problem))?, described.bytes())
             }
             Some(Routed { experts, top_k, index }) => {
                 let experts = described.experts(*experts)?;

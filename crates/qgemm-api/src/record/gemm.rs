@@ -27,13 +27,22 @@ impl GemmSubject<'_> {
     /// When the requested family does not exist.
     pub fn explain(&self) -> Result<PlanRecord, Error> {
         let Some(explanation) = self.explanation()? else { return Ok(self.nothing()) };
-        let record = self.record(&explanation, explanation.chosen, None);
-        let Some(chosen) = explanation.chosen.map(|place| &explanation.considered[place]) else { return Ok(record) };
-        Ok(PlanRecord { permissions: self.permissions(chosen)?, ..record })
+        Ok(self.record(&explanation, explanation.chosen, None))
     }
 
-    /// Other roundings of a plain X that are expected to be faster than `chosen`.
-    fn permissions(&self, chosen: &Considered<'_>) -> Result<Vec<PermissionRecord>, Error> {
+    /// [`GemmSubject::explain`], with the permissions that would make the product faster.
+    /// Each is planned, so that it takes many times as long.
+    ///
+    /// # Errors
+    /// As [`GemmSubject::explain`].
+    pub fn explain_with_permissions(&self) -> Result<PlanRecord, Error> {
+        let record = self.explain()?;
+        let Some(seconds) = record.chosen().map(|chosen| chosen.seconds) else { return Ok(record) };
+        Ok(PlanRecord { permissions: self.permissions(seconds)?, ..record })
+    }
+
+    /// Other roundings of a plain X with which the product should take less than `seconds`.
+    fn permissions(&self, seconds: f64) -> Result<Vec<PermissionRecord>, Error> {
         /// Time saved for a permission to be worth saying.
         const LEAST_GAIN: f64 = 0.05;
         let mut faster: Vec<PermissionRecord> = Vec::new();
@@ -44,12 +53,11 @@ impl GemmSubject<'_> {
             let op = CheckedGemm { x_precision, ..self.op.clone() };
             let all = explain(&op, self.info, self.families, self.preferences, self.tuned)?;
             let Some(other) = all.chosen.map(|place| &all.considered[place]) else { continue };
-            let seconds = other.cost.seconds;
             let x_format = other.plan.config.x_format.name();
             let is_new = faster.iter().all(|known| known.x_format != x_format);
-            if is_new && seconds < chosen.cost.seconds * (1.0 - LEAST_GAIN) {
+            if is_new && other.cost.seconds < seconds * (1.0 - LEAST_GAIN) {
                 let (x_precision, x_format) = (x_precision.name().to_owned(), x_format.to_owned());
-                faster.push(PermissionRecord { x_precision, x_format, seconds });
+                faster.push(PermissionRecord { x_precision, x_format, seconds: other.cost.seconds });
             }
         }
         Ok(faster)

@@ -42,7 +42,8 @@ pub struct BenchRow {
     /// Why the share exceeds 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub above_roof: Option<AboveRoof>,
-    /// Range of nine tenths of the samples, relative to the median.
+    /// Range that holds nine tenths of the samples, relative to the
+    /// median.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spread: Option<f64>,
     /// Other work during the measurement, in words.

@@ -10,7 +10,8 @@ pub struct Timing {
     pub median: f64,
     /// Half the interquartile range, relative to the median.
     pub noise: f64,
-    /// Range of nine tenths of the samples, relative to the median.
+    /// Range that holds nine tenths of the samples, relative to the
+    /// median.
     pub spread: f64,
     /// Whether launches were replayed from a CUDA graph.
     pub graph: bool,

@@ -36,7 +36,7 @@ impl Importance {
         Ok(Self { matrix: Some(matrix) })
     }
 
-    /// Whether there is one.
+    /// Whether the user gave an importance matrix.
     pub fn is_given(&self) -> bool {
         self.matrix.is_some()
     }

@@ -137,7 +137,7 @@ impl ResumableFile {
         &self.file
     }
 
-    /// Notes that the tensor of `row` is complete.
+    /// Records in the journal that the tensor of `row` is complete.
     ///
     /// # Errors
     /// When writing to disk fails.

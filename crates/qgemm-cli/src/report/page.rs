@@ -18,7 +18,7 @@ pub struct Page {
     styles: Styles,
 }
 
-/// A part of a page.
+/// Element of a page.
 #[derive(Serialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 enum Element {

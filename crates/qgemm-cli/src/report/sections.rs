@@ -1,4 +1,4 @@
-//! Sections of conformance, of predictions, and of regressions.
+//! Sections of a report: conformance, predictions and regressions.
 
 use std::collections::BTreeMap;
 

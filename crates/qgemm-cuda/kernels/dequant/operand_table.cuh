@@ -74,17 +74,10 @@ struct OperandTable {
         constexpr u32 BITS = KTile::Codes0::BITS, MASK = (1u << BITS) - 1;
         kt.codes0.word[0] = (first & MASK) | (second & MASK) << 16;
         if constexpr (QG_CODE_PLANES > 1) set_upper_bits(kt, first >> BITS | second >> BITS << 16);
-        return QG_X_DTYPE == DTYPE_F16 ? Operands::pair_f16(kt, 0, 0) : bf16_pair(kt);
+        return QG_X_DTYPE == DTYPE_F16 ? Operands::pair_f16(kt, 0, 0) : Operands::pair_bf16(kt, 0, 0);
     }
     template <class S>
     QG_DEVICE void set_upper_bits(S& kt, u32 bits) {
         kt.codes1.word[0] = bits;
-    }
-    QG_DEVICE u32 bf16_pair(const KTile& kt) {
-#if QG_VARIANT >= 80
-        return Operands::pair_bf16(kt, 0, 0);
-#else
-        return 0;
-#endif
     }
 };

@@ -54,8 +54,9 @@ pub(super) fn total(weights: &[f32]) -> f32 {
     weights.iter().fold(0.0, |sum, w| sum + w)
 }
 
-/// Quantizes a row in blocks of 32 values and `block_bytes` bytes, whose weights
-/// in the search follow the importance of the columns and the variance of the row.
+/// Quantizes a row in blocks of 32 values and `block_bytes` bytes.
+/// Weights of the search follow the importance of the columns and
+/// the variance of the row.
 pub(super) fn blocks_by_importance(
     values: &[f32],
     importance: &[f32],
@@ -67,8 +68,9 @@ pub(super) fn blocks_by_importance(
     blocks.for_each(|((x, importance), block)| quantize(x, &weigh::<32>(x, importance, variance), block));
 }
 
-/// Fits scale and minimum of each sub-block of a super-block by importance, and then
-/// codes of `0..=most` and a unit for the scales and for the minimums.
+/// Fits scale and minimum of each sub-block by importance.
+/// Scales become codes of up to `most` and a unit; minimums,
+/// too.
 pub(super) fn super_block_by_importance<const SUB: usize, const SUBS: usize>(
     search: &AffineSearch,
     (x, importance, variance): (&[f32], &[f32], f32),

@@ -106,7 +106,8 @@ pub(crate) fn quantize_by_importance(values: &[f32], importance: &[f32], out: &m
     }
 }
 
-/// [`quantize_codes`] by the importance of the columns.
+/// Quantizes 256 values as [`quantize_codes`], with errors weighted
+/// by the importance of the columns.
 pub(super) fn codes_by_importance(
     search: &AffineSearch,
     x: &[f32],

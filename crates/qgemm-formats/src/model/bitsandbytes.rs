@@ -22,7 +22,7 @@
 //!
 //! No kernel has a codebook of fractions, so 4-bit layers
 //! are expanded when loaded, to the `dtype` of their state.
-//! The values are those that bitsandbytes multiplies.
+//! bitsandbytes multiplies the same values.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

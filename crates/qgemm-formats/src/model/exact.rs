@@ -13,7 +13,7 @@ use crate::weight::SharedBytes;
 /// product with 8-bit codes is below f16's largest number.
 const LARGEST: i32 = 7;
 
-/// Place of a scale, for errors.
+/// Tensor, row and group of a scale, for errors.
 #[derive(Clone, Copy)]
 pub(super) struct ExactScales<'a> {
     pub tensor: &'a RawTensor,

@@ -67,7 +67,8 @@ where
     }
 }
 
-/// Layer of `codes` `[N, K]`, or the stack of `[E, N, K]`.
+/// Layer whose `codes` are `[N, K]`, or stack of experts whose
+/// `codes` are `[E, N, K]`.
 ///
 /// # Errors
 /// Those of `make`, and of [`StackLayer::new`].

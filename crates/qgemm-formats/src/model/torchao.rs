@@ -81,7 +81,8 @@ impl Parts<'_> {
         let codes = self.take("qdata")?;
         let is_float8 = matches!(codes.dtype, Dtype::F8_E4M3 | Dtype::F8_E5M2);
         let class = match self.state.get("_type") {
-            // Files without metadata: those that their tensors tell.
+            // Without metadata, the types of the tensors
+            // tell the class.
             Json::Null if is_float8 && self.tensors.len() == 1 => "Float8Tensor",
             Json::Null if codes.dtype == Dtype::I8 && self.tensors.len() == 1 => "Int8Tensor",
             class => class.text().unwrap_or_default(),
