@@ -9,6 +9,7 @@ mod dist;
 mod downstream;
 mod kernels;
 mod model;
+mod regen;
 mod target;
 mod test;
 mod tidy;
@@ -37,12 +38,17 @@ enum Command {
     /// Ask the compiler which kernels exceed the registers, so that main
     /// loops choose among the others.
     Spills(kernels::Args),
+    /// Write the numbers of kernels and bundles into the documentation,
+    /// or check that they are current.
+    Figures(kernels::Args),
     /// Print the path of a model that examples and tests run, and
     /// install it if necessary.
     Model(model::Args),
     /// Write the tables of docs/results/performance.md from
     /// benches/results/, or check that they are current.
     Performance(kernels::Args),
+    /// Regenerate every generated file, and say what changed.
+    Regen(regen::Args),
     /// Run every check and test of every layer, and
     /// set up what is missing.
     Test(test::Args),
@@ -57,8 +63,10 @@ fn main() -> ExitCode {
         Command::Codegen(args) => kernels::run("codegen", &args),
         Command::Dist(args) => dist::run(&args),
         Command::Spills(args) => kernels::run("spills", &args),
+        Command::Figures(args) => kernels::run("figures", &args),
         Command::Model(args) => model::run(&args),
         Command::Performance(args) => kernels::run("performance", &args),
+        Command::Regen(args) => regen::run(&args),
         Command::Test(args) => test::run(&args),
         Command::Tidy(args) => tidy::run(&args),
     };

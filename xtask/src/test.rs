@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -41,7 +42,17 @@ struct Step {
     name: &'static str,
     why: &'static str,
     days: Days,
-    run: fn(&mut Vec<String>) -> anyhow::Result<()>,
+    run: fn(&mut Run) -> anyhow::Result<()>,
+}
+
+/// A run of steps.
+#[derive(Default)]
+struct Run {
+    /// Lines by which tests and steps say what they left out.
+    skips: Vec<String>,
+    /// Whether the step `build` has built the workspace, so that steps start its programs
+    /// instead of building them once more with other features.
+    is_built: bool,
 }
 
 /// Cheap steps first. All of them run, even after a failure.
@@ -50,26 +61,13 @@ const STEPS: &[Step] = &[
         name: "format",
         why: "sources are formatted by rustfmt",
         days: Days::Every,
-        run: |skips| cargo(&["fmt", "--all", "--check"], skips),
+        run: |run| run.cargo(&["fmt", "--all", "--check"]),
     },
     Step {
         name: "tidy",
         why: "layering, kernel sources, file sizes",
         days: Days::Every,
         run: |_| tidy::run(&tidy::Args {}),
-    },
-    Step { name: "codegen", why: "generated files are current", days: Days::Every, run: generated },
-    Step {
-        name: "performance",
-        why: "the tables of docs/results/performance.md are those of benches/results/",
-        days: Days::Every,
-        run: |skips| kernels(&["performance", "--check"], skips),
-    },
-    Step {
-        name: "nvrtc",
-        why: "the compiler of CUDA kernels is at hand; installed when it is not",
-        days: Days::Every,
-        run: |skips| kernels(&["nvrtc"], skips),
     },
     Step {
         name: "model",
@@ -81,19 +79,26 @@ const STEPS: &[Step] = &[
         name: "clippy",
         why: "no lints",
         days: Days::Every,
-        run: |skips| cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"], skips),
+        run: |run| run.cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
+    },
+    Step { name: "build", why: "everything compiles, once for all steps", days: Days::Every, run: Run::build },
+    Step {
+        name: "nvrtc",
+        why: "the compiler of CUDA kernels is at hand; installed when it is not",
+        days: Days::Every,
+        run: |run| run.kernels(&["nvrtc"]),
     },
     Step {
         name: "tests",
-        why: "unit, conformance and integration tests, examples build, doctests",
+        why: "unit, conformance and integration tests, generated files, doctests",
         days: Days::Every,
-        run: |skips| cargo(&["test", "--workspace", "--no-fail-fast"], skips),
+        run: |run| run.cargo(&["test", "--workspace", "--no-fail-fast"]),
     },
     Step {
         name: "stress",
         why: "two minutes of random cases, of other seeds and operations every day",
         days: Days::Every,
-        run: |skips| kernels(&["stress", "--day", &today()], skips),
+        run: stress,
     },
     Step { name: "arm", why: "the CPU's kernels for Arm compute the same, under QEMU", days: Days::Third(0), run: arm },
     Step {
@@ -106,7 +111,7 @@ const STEPS: &[Step] = &[
         name: "embed",
         why: "kernel bundles are built into programs",
         days: Days::Third(2),
-        run: |skips| kernels(&["embed"], skips),
+        run: |run| run.kernels(&["embed"]),
     },
     Step {
         name: "downstream",
@@ -118,13 +123,13 @@ const STEPS: &[Step] = &[
         name: "engines",
         why: "candle and burn beside qgemm compile",
         days: Days::OnRequest,
-        run: |skips| program(downstream::CANDLE_AND_BURN, skips),
+        run: |run| run.program(downstream::CANDLE_AND_BURN),
     },
     Step {
         name: "publish",
         why: "all crates can be packaged for crates.io",
         days: Days::Every,
-        run: |skips| cargo(&["publish", "--workspace", "--dry-run", "--no-verify", "--allow-dirty"], skips),
+        run: |run| run.cargo(&["publish", "--workspace", "--dry-run", "--no-verify", "--allow-dirty"]),
     },
     Step {
         name: "candle",
@@ -135,10 +140,15 @@ const STEPS: &[Step] = &[
     Step {
         name: "docs",
         why: "documentation builds without warnings",
-        days: Days::Every,
-        run: |skips| cargo(&["doc", "--workspace", "--no-deps"], skips),
+        days: Days::Third(2),
+        run: |run| run.cargo(&["doc", "--workspace", "--no-deps"]),
     },
-    Step { name: "devices", why: "what the tests could use here", days: Days::Every, run: |_| devices() },
+    Step {
+        name: "devices",
+        why: "what the tests could use here",
+        days: Days::Every,
+        run: |run| run.qgemm(&["devices"]),
+    },
 ];
 
 /// Runs the steps, then prints their results and all skips.
@@ -146,17 +156,21 @@ const STEPS: &[Step] = &[
 /// # Errors
 /// When a step failed.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    let mut skips = Vec::new();
+    let mut run = Run::default();
     let mut results: Vec<(&Step, anyhow::Result<()>, Duration)> = Vec::new();
     let is_asked_for = args.all || !args.only.is_empty();
     for step in STEPS.iter().filter(|step| args.only.is_empty() || args.only.iter().any(|name| name == step.name)) {
         if !is_asked_for && !step.days.has(days_since_1970()) {
-            skips.push(format!("{SKIP} {}: a step {}, or `cargo xtask test --only {0}`", step.name, step.days.name()));
+            run.skips.push(format!(
+                "{SKIP} {}: a step {}, or `cargo xtask test --only {0}`",
+                step.name,
+                step.days.name()
+            ));
             continue;
         }
         println!("\n== {}: {}", step.name, step.why);
         let start = Instant::now();
-        let result = (step.run)(&mut skips);
+        let result = (step.run)(&mut run);
         if let Err(error) = &result {
             println!("{} failed: {error:#}", step.name);
         }
@@ -167,7 +181,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         let verdict = if result.is_ok() { "ok" } else { "FAILED" };
         println!("{:<11} {verdict:<6} {:>6.1} s", step.name, time.as_secs_f64());
     }
-    print_skips(&skips);
+    print_skips(&run.skips);
     let failed: Vec<&str> = results.iter().filter(|(_, r, _)| r.is_err()).map(|(s, ..)| s.name).collect();
     if failed.is_empty() { Ok(()) } else { bail!("failed: {}", failed.join(", ")) }
 }
@@ -189,59 +203,127 @@ fn print_skips(lines: &[String]) {
     }
 }
 
-/// Checks every generated file.
-fn generated(skips: &mut Vec<String>) -> anyhow::Result<()> {
-    kernels(&["codegen", "--check"], skips)?;
-    kernels(&["spills", "--check"], skips)
+/// Runs random cases of the day.
+fn stress(run: &mut Run) -> anyhow::Result<()> {
+    let (day, program) = (days_since_1970().to_string(), built("qgemm")?);
+    let program = program.to_string_lossy();
+    let mut arguments = vec!["stress", "--day", &day];
+    if run.is_built {
+        arguments.extend(["--program", &program]);
+    }
+    run.kernels(&arguments)
 }
 
 /// Tests the CPU backend for Arm, as far as
 /// possible on this machine.
-fn arm(skips: &mut Vec<String>) -> anyhow::Result<()> {
+fn arm(run: &mut Run) -> anyhow::Result<()> {
     if let Some(why) = arm::missing()? {
-        skips.push(format!("{SKIP} kernels for Arm: {why}"));
+        run.skip(&format!("kernels for Arm: {why}"));
         return Ok(());
     }
-    skips.push(format!("{SKIP} the other groups of conformance on cpu for Arm: they take 40 minutes under QEMU"));
-    skips.push(format!("{SKIP} {} for Arm: it takes two minutes under QEMU, and tells of threads", arm::LEFT_OUT));
-    arm::TESTS.iter().try_for_each(|tests| cargo(tests, skips))
+    run.skip("the other groups of conformance on cpu for Arm: they take 40 minutes under QEMU");
+    run.skip(&format!("{} for Arm: it takes two minutes under QEMU, and tells of threads", arm::LEFT_OUT));
+    arm::TESTS.iter().try_for_each(|tests| run.cargo(tests))
 }
 
 /// Checks what other projects build, as far as possible
 /// on this machine.
-fn downstream(skips: &mut Vec<String>) -> anyhow::Result<()> {
-    downstream::checks().iter().try_for_each(|check| cargo(check, skips))?;
+fn downstream(run: &mut Run) -> anyhow::Result<()> {
+    downstream::checks().iter().try_for_each(|check| run.cargo(check))?;
     for (target, features) in downstream::TARGETS {
         match target::missing(target)? {
-            None => cargo(&downstream::check_target(target, features), skips)?,
-            Some(why) => skips.push(format!("{SKIP} the check for {target}: {why}")),
+            None => run.cargo(&downstream::check_target(target, features))?,
+            Some(why) => run.skip(&format!("the check for {target}: {why}")),
         }
     }
-    program(downstream::CUBECL, skips)
-}
-
-fn program(folder: &str, skips: &mut Vec<String>) -> anyhow::Result<()> {
-    cargo(&downstream::check_program(folder, &workspace::target_folder()?.to_string_lossy()), skips)
+    run.program(downstream::CUBECL)
 }
 
 /// Compiles a sixth of the kinds of kernels, each for one chip of `kernels.lock`,
 /// and compares their resources with it. Three days later comes the next sixth.
 /// `cargo xtask build-kernels --check` compiles all kernels for all chips.
-fn sample_of_kernels(skips: &mut Vec<String>) -> anyhow::Result<()> {
-    skips.push(format!(
-        "{SKIP} five sixths of the sample of kernels: those of other days, or `cargo xtask build-kernels --check --sample`"
-    ));
+fn sample_of_kernels(run: &mut Run) -> anyhow::Result<()> {
+    run.skip(
+        "five sixths of the sample of kernels: those of other days, or `cargo xtask build-kernels --check --sample`",
+    );
     let part = (days_since_1970() / 3).to_string();
-    kernels(&["build-kernels", "--check", "--sample", "--of-day", &part], skips)
+    run.kernels(&["build-kernels", "--check", "--sample", "--of-day", &part])
 }
 
 /// Tests the folder for candle, which has a lockfile of its own.
-fn candle(skips: &mut Vec<String>) -> anyhow::Result<()> {
+fn candle(run: &mut Run) -> anyhow::Result<()> {
     let manifest = ["--manifest-path", "qgemm-candle/Cargo.toml"];
-    cargo(&[&["fmt", "--check"], &manifest[..]].concat(), skips)?;
+    run.cargo(&[&["fmt", "--check"], &manifest[..]].concat())?;
     let target = workspace::target_folder()?;
     let target = ["--target-dir", target.to_str().context("a target folder in UTF-8")?];
-    cargo(&[&["test"], &manifest[..], &target].concat(), skips)
+    run.cargo(&[&["test"], &manifest[..], &target].concat())
+}
+
+impl Run {
+    /// Builds libraries, programs, examples and tests with the features of the tests.
+    fn build(&mut self) -> anyhow::Result<()> {
+        self.cargo(&["test", "--workspace", "--no-run", "--quiet"])?;
+        self.is_built = true;
+        Ok(())
+    }
+
+    /// Runs the command `qgemm`.
+    fn qgemm(&mut self, arguments: &[&str]) -> anyhow::Result<()> {
+        self.program_of("qgemm", &["run", "--quiet", "--package", "qgemm-cli", "--"], arguments)
+    }
+
+    /// Runs a command that uses crates of the workspace.
+    fn kernels(&mut self, arguments: &[&str]) -> anyhow::Result<()> {
+        self.program_of("xtask-kernels", &kernels::RUN, arguments)
+    }
+
+    /// Runs the built program, or `cargo` with these arguments.
+    fn program_of(&mut self, name: &str, cargo: &[&str], arguments: &[&str]) -> anyhow::Result<()> {
+        if !self.is_built {
+            return self.cargo(&[cargo, arguments].concat());
+        }
+        let mut command = Command::new(built(name)?);
+        println!("$ {name} {}", arguments.join(" "));
+        self.watch(command.current_dir(workspace::root()).args(arguments))
+    }
+
+    /// Checks a program of `xtask/downstream`.
+    fn program(&mut self, folder: &str) -> anyhow::Result<()> {
+        self.cargo(&downstream::check_program(folder, &workspace::target_folder()?.to_string_lossy()))
+    }
+
+    /// Runs cargo in the root.
+    fn cargo<S: AsRef<str>>(&mut self, arguments: &[S]) -> anyhow::Result<()> {
+        let arguments: Vec<&str> = arguments.iter().map(AsRef::as_ref).collect();
+        let mut command = workspace::cargo();
+        command.args(&arguments).env("RUSTDOCFLAGS", "-D warnings");
+        for model in model::ALL {
+            command.env(model.variable, model.path()?);
+        }
+        println!("$ cargo {}", arguments.join(" "));
+        self.watch(&mut command)
+    }
+
+    fn skip(&mut self, what: &str) {
+        self.skips.push(format!("{SKIP} {what}"));
+    }
+
+    /// Runs a command that must succeed, shows its stderr,
+    /// and collects the skip lines.
+    fn watch(&mut self, command: &mut Command) -> anyhow::Result<()> {
+        let mut child = command.stderr(Stdio::piped()).spawn().with_context(|| format!("starting {command:?}"))?;
+        if let Some(errors) = child.stderr.take() {
+            for line in BufReader::new(errors).split(b'\n') {
+                let line = String::from_utf8_lossy(&line?).into_owned();
+                eprintln!("{line}");
+                if line.starts_with(SKIP) && !self.skips.contains(&line) {
+                    self.skips.push(line);
+                }
+            }
+        }
+        let status = child.wait()?;
+        if status.success() { Ok(()) } else { bail!("{status}") }
+    }
 }
 
 impl Days {
@@ -263,56 +345,12 @@ impl Days {
     }
 }
 
-/// Today as an argument of commands that draw by day.
-fn today() -> String {
-    days_since_1970().to_string()
+/// Path of a program that the step `build` builds.
+fn built(name: &str) -> anyhow::Result<PathBuf> {
+    Ok(workspace::target_folder()?.join("debug").join(format!("{name}{}", std::env::consts::EXE_SUFFIX)))
 }
 
 fn days_since_1970() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs() / (24 * 60 * 60))
-}
-
-/// Lists devices with the command that the tests built.
-fn devices() -> anyhow::Result<()> {
-    let name = format!("qgemm{}", std::env::consts::EXE_SUFFIX);
-    let mut command = Command::new(workspace::target_folder()?.join("debug").join(name));
-    watch(command.arg("devices"), |_| {})
-}
-
-/// Runs a command that uses crates of the workspace.
-fn kernels(arguments: &[&str], skips: &mut Vec<String>) -> anyhow::Result<()> {
-    cargo(&[&kernels::RUN, arguments].concat(), skips)
-}
-
-/// Runs cargo in the root, shows its output, and
-/// collects the skip lines.
-fn cargo<S: AsRef<str>>(arguments: &[S], skips: &mut Vec<String>) -> anyhow::Result<()> {
-    let arguments: Vec<&str> = arguments.iter().map(AsRef::as_ref).collect();
-    let mut command = workspace::cargo();
-    command.args(&arguments).env("RUSTDOCFLAGS", "-D warnings");
-    for model in model::ALL {
-        command.env(model.variable, model.path()?);
-    }
-    println!("$ cargo {}", arguments.join(" "));
-    watch(&mut command, |line| {
-        if line.starts_with(SKIP) && !skips.iter().any(|s| s == line) {
-            skips.push(line.to_owned());
-        }
-    })
-}
-
-/// Runs a command that must succeed, and passes on
-/// its stderr line by line.
-fn watch(command: &mut Command, mut seen: impl FnMut(&str)) -> anyhow::Result<()> {
-    let mut child = command.stderr(Stdio::piped()).spawn().with_context(|| format!("starting {command:?}"))?;
-    if let Some(errors) = child.stderr.take() {
-        for line in BufReader::new(errors).split(b'\n') {
-            let line = String::from_utf8_lossy(&line?).into_owned();
-            eprintln!("{line}");
-            seen(&line);
-        }
-    }
-    let status = child.wait()?;
-    if status.success() { Ok(()) } else { bail!("{status}") }
 }

@@ -2,31 +2,31 @@
 //! the given chips into bundles, or checks them against `kernels.lock`.
 //!
 //! Worker processes fill a cache in the target folder, from which
-//! bundles are assembled. Unchanged kernels are not compiled again, and an
+//! bundles are assembled, one a weight format or operation. Unchanged kernels are not compiled again, and an
 //! interrupted build continues where it stopped.
 
+mod files;
 mod job;
+mod sample;
+mod selection;
 mod workers;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, bail, ensure};
-use qgemm_cuda::{Artifact, BUNDLE_EXTENSION, Bundle, KernelSpec, Target, all_kernels, build, manifest};
-use qgemm_formats::Format;
-use qgemm_hal::{KernelId, Spec};
+use qgemm_cuda::{Target, all_kernels, build, manifest};
 use xtask::workspace;
 
 use crate::kernels_lock::{Differences, Lock, Row};
 use crate::nvrtc;
 use crate::sass::Disassembler;
+use files::Built;
+pub use files::part;
 use job::Job;
-
-/// Days after which all of the sample has been drawn.
-const DAYS: u64 = 6;
-/// Maximum size of a bundle in bytes.
-const MAX_BUNDLE_BYTES: u64 = 20_000_000;
+use sample::{of_day, sample};
+use selection::Selection;
 
 /// Options of the command.
 #[derive(clap::Args, Clone)]
@@ -40,16 +40,8 @@ pub struct Args {
     /// ones, instead of machine code.
     #[arg(long)]
     ptx: bool,
-    /// Only kernels of this family (`gemv`).
-    #[arg(long)]
-    family: Option<String>,
-    /// Only kernels of these weight formats (`q4_k,q6_k`).
-    #[arg(long, value_delimiter = ',', value_name = "FORMAT,…")]
-    format: Vec<Format>,
-    /// Only kernels whose identity contains this text
-    /// (`main_loop=gemm_sliced_k`), or one of several.
-    #[arg(long, value_name = "PART")]
-    named: Vec<String>,
+    #[command(flatten)]
+    selection: Selection,
     /// Write nothing; fail when registers, spills or shared memory are worse
     /// than in `kernels.lock`, or when it is stale.
     #[arg(long, conflicts_with_all = ["ptx", "out"])]
@@ -73,12 +65,6 @@ pub struct Args {
     worker: Option<String>,
 }
 
-/// Kernels built for a target.
-struct Built {
-    target: Target,
-    kernels: Vec<(KernelSpec, Artifact)>,
-}
-
 /// Its kernels as rows of `kernels.lock`.
 struct Rows {
     target: Target,
@@ -97,16 +83,17 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         return Ok(());
     }
     let targets = targets(args, &lock, &version, &supported)?;
-    let all = jobs(args, &targets)?;
+    let selection = args.selection.resolved()?;
+    let all = jobs(&selection, &targets)?;
     let mut jobs = if args.sample { sample(&all, &targets) } else { all.clone() };
     if let Some(day) = args.of_day {
-        jobs = (day..).zip(jobs).filter(|(number, _)| number.is_multiple_of(DAYS)).map(|(_, job)| job).collect();
+        jobs = of_day(jobs, day);
     }
     let cache = workspace::target_folder()?.join("kernels").join("cache");
     if let Some(worker) = &args.worker {
         return workers::work(&jobs, &cache, worker);
     }
-    ensure!(!jobs.is_empty(), "no kernel is of this family, format and name");
+    ensure!(!jobs.is_empty(), "no kernel is of this operation, family, format and name");
     let out = match &args.out {
         Some(out) => out.clone(),
         None => workspace::target_folder()?.join("kernels"),
@@ -118,7 +105,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         ensure!(*of == version, "{} is from NVRTC {of}, and numbers of {version} differ", path.display());
     } else {
         // Check before the work, not after it.
-        writable(&out)?;
+        files::writable(&out)?;
     }
 
     let disassembler = if args.ptx { None } else { Disassembler::find()? };
@@ -139,10 +126,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         }
     }
     match args.check {
-        true => check(args, &lock, &all, &rows),
+        true => check(&selection, &lock, &all, &rows),
         false => {
-            built.iter().try_for_each(|built| write_bundle(&out, &version, built))?;
-            update_lock(args, &version, &rows)
+            built.iter().try_for_each(|built| files::write(&out, &version, built))?;
+            update_lock(&version, &rows)
         }
     }
 }
@@ -174,72 +161,15 @@ fn targets(args: &Args, lock: &Lock, version: &str, supported: &[u32]) -> anyhow
 }
 
 /// Every kernel to compile, in the same order for all workers.
-fn jobs(args: &Args, targets: &[Target]) -> anyhow::Result<Vec<Job>> {
+fn jobs(selection: &Selection, targets: &[Target]) -> anyhow::Result<Vec<Job>> {
     let mut jobs = Vec::new();
     for &target in targets {
         let variant = target.variant().map_err(anyhow::Error::msg)?;
-        let mut specs = if args.format.is_empty() { manifest(variant) } else { all_kernels(variant) };
-        specs.retain(|spec| args.wants(&spec.name));
+        let mut specs = if selection.names_formats() { all_kernels(variant) } else { manifest(variant) };
+        specs.retain(|spec| selection.has(&spec.name));
         jobs.extend(specs.into_iter().map(|spec| Job { spec, target }));
     }
     Ok(jobs)
-}
-
-/// One of `jobs` for each kind, with one tile and one
-/// target. In name order, kinds rotate through the targets
-/// and shift by one each round, so that repeating names meet
-/// every target; so do tiles.
-fn sample(jobs: &[Job], targets: &[Target]) -> Vec<Job> {
-    let mut of = BTreeMap::<String, Vec<&Job>>::new();
-    for job in jobs {
-        of.entry(kind(&job.spec)).or_default().push(job);
-    }
-    let count = targets.len();
-    let chosen = of.values().enumerate().filter_map(|(i, jobs)| {
-        let from = (i + i / count) % count;
-        let of_target = |target: &Target| jobs.iter().filter(|job| job.target == *target).collect::<Vec<_>>();
-        let tiles = targets[from..].iter().chain(&targets[..from]).map(of_target).find(|tiles| !tiles.is_empty())?;
-        Some((**tiles[i % tiles.len()]).clone())
-    });
-    chosen.collect()
-}
-
-/// Kind of a kernel, without its tile and ring copies:
-/// operation, family, mechanism and types.
-fn kind(spec: &KernelSpec) -> String {
-    /// Main loops whose CTAs share rings.
-    const RINGS: [&str; 2] = ["sm80_cp_async", "sm120_tma_ws"];
-    let Ok(id) = spec.name.parse::<KernelId>() else { return spec.name.clone() };
-    match id.spec {
-        Spec::Gemm(gemm) => {
-            let mechanism = if RINGS.contains(&gemm.main_loop.as_str()) { "rings" } else { gemm.main_loop.as_str() };
-            format!("{} {mechanism} {} {}", id.family, gemm.w, gemm.x)
-        }
-        Spec::Experts(experts) => format!("experts {} {} {} {}", id.family, experts.main_loop, experts.w, experts.x),
-        other => format!("{} {} {other:?}", id.operation(), id.family),
-    }
-}
-
-impl Args {
-    fn wants_all(&self) -> bool {
-        self.family.is_none() && self.format.is_empty() && self.named.is_empty()
-    }
-
-    /// Whether the kernel was requested.
-    fn wants(&self, name: &str) -> bool {
-        wanted(name, &self.family, &self.format)
-            && (self.named.is_empty() || self.named.iter().any(|part| name.contains(part)))
-    }
-}
-
-/// Whether the kernel belongs to the family and one of the
-/// formats. Format-independent launches of `gemm` belong to it, too.
-fn wanted(name: &str, family: &Option<String>, formats: &[Format]) -> bool {
-    let Ok(id) = name.parse::<KernelId>() else { return family.is_none() && formats.is_empty() };
-    let is_prologue = matches!(id.spec, Spec::Convert(_));
-    let of_family = |f: &String| id.family.as_str() == f || is_prologue && f == "gemm";
-    let of_format = id.spec.weight().map_or(is_prologue, |weight| formats.contains(&weight));
-    family.as_ref().is_none_or(of_family) && (formats.is_empty() || of_format)
 }
 
 /// Rows of `kernels.lock` for the built kernels. Without a disassembler
@@ -281,13 +211,13 @@ fn rows(built: &[Built], disassembler: Option<&Disassembler>) -> anyhow::Result<
 }
 
 /// Compares with the lock file, and reports what was not compared.
-fn check(args: &Args, lock: &Lock, all: &[Job], rows: &[Rows]) -> anyhow::Result<()> {
+fn check(selection: &Selection, lock: &Lock, all: &[Job], rows: &[Rows]) -> anyhow::Result<()> {
     let path = Lock::path();
     let mut found = Differences::default();
     let mut left_out = String::new();
     for Rows { target, rows } in rows {
         let names: Vec<String> = all.iter().filter(|j| j.target == *target).map(|j| j.spec.name.clone()).collect();
-        let differences = lock.compare(*target, rows, &names, |name| args.wants(name));
+        let differences = lock.compare(*target, rows, &names, |name| selection.has(name));
         found.worse.extend(differences.worse);
         found.stale.extend(differences.stale);
         let built: BTreeSet<&String> = rows.iter().map(|(name, _)| name).collect();
@@ -326,7 +256,7 @@ fn check(args: &Args, lock: &Lock, all: &[Job], rows: &[Rows]) -> anyhow::Result
 }
 
 /// Updates the lock file, unless it is from another compiler.
-fn update_lock(args: &Args, version: &str, rows: &[Rows]) -> anyhow::Result<()> {
+fn update_lock(version: &str, rows: &[Rows]) -> anyhow::Result<()> {
     let path = Lock::path();
     // Read now instead of before the work: another build
     // may have finished meanwhile.
@@ -341,45 +271,17 @@ fn update_lock(args: &Args, version: &str, rows: &[Rows]) -> anyhow::Result<()> 
     }
     let mut new = lock.clone();
     for Rows { target, rows } in rows {
-        new.update(version, *target, rows, args.wants_all());
+        let variant = target.variant().map_err(anyhow::Error::msg)?;
+        new.update(version, *target, rows, &manifest(variant).into_iter().map(|spec| spec.name).collect());
     }
-    if new != lock {
-        new.write()?;
-        println!("{} changed", path.display());
-    }
-    Ok(())
-}
-
-/// Checks that files can be created in the folder, which
-/// is created if necessary.
-fn writable(folder: &Path) -> anyhow::Result<()> {
-    fs::create_dir_all(folder)
-        .and_then(|()| tempfile::tempfile_in(folder))
-        .map(drop)
-        .with_context(|| format!("bundles cannot be written to {}", folder.display()))
-}
-
-fn write_bundle(out: &Path, version: &str, Built { target, kernels }: &Built) -> anyhow::Result<()> {
-    let path = out.join(format!("{target}.{BUNDLE_EXTENSION}"));
-    let len = Bundle::write(&path, *target, version, kernels)?;
-    let unpacked: usize = kernels.iter().map(|(_, artifact)| artifact.image.len()).sum();
-    println!(
-        "{}: {} kernels, {:.1} MB ({:.1} MB unpacked)",
-        path.display(),
-        kernels.len(),
-        len as f64 / 1e6,
-        unpacked as f64 / 1e6
-    );
-    if len > MAX_BUNDLE_BYTES {
-        println!("{target}: more than the {} MB that a bundle may weigh", MAX_BUNDLE_BYTES / 1_000_000);
+    for changed in new.write()? {
+        println!("{} changed", changed.display());
     }
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use qgemm_hal::Variant;
-
     use super::*;
 
     fn args(arch: &str, ptx: bool) -> Args {
@@ -387,9 +289,7 @@ mod tests {
         Args {
             arch,
             ptx,
-            family: None,
-            format: Vec::new(),
-            named: Vec::new(),
+            selection: Selection::default(),
             check: false,
             sample: false,
             of_day: None,
@@ -397,29 +297,6 @@ mod tests {
             jobs: None,
             worker: None,
         }
-    }
-
-    #[test]
-    fn kernels_are_chosen_by_family_and_format() {
-        let formats = |names: &[&str]| -> Vec<Format> { names.iter().map(|n| n.parse().unwrap()).collect() };
-        let chosen = |family: Option<&str>, of: &[&str]| -> BTreeSet<String> {
-            let (family, of) = (family.map(str::to_owned), formats(of));
-            let names = manifest(Variant::Sm120).into_iter().map(|spec| spec.name);
-            names.filter(|name| wanted(name, &family, &of)).collect()
-        };
-        let all = chosen(None, &[]);
-        assert_eq!(all.len(), manifest(Variant::Sm120).len());
-        let of = |family, part: &str| chosen(family, &["q4_0"]).iter().filter(|name| name.contains(part)).count();
-        assert!(of(None, "w=q4_0") > 10 && of(None, "w=q4_0") == of(None, "w="));
-        assert_eq!((of(None, "convert:"), of(None, "probe:"), of(Some("gemv"), "convert:")), (48, 0, 0));
-        assert!(of(Some("gemm"), "gemm:gemm:") > 5 && of(Some("gemm"), "gemm:gemv:") == 0);
-        assert_eq!((of(Some("gemm"), "convert:"), of(Some("repack"), "pack:repack:")), (48, 1));
-        // A format whose name starts with another's name
-        // is a different format.
-        let fp8 = chosen(None, &["fp8_e4m3"]);
-        assert!(fp8.iter().all(|name| !name.contains("block128")));
-        let two = chosen(Some("gemv"), &["q4_0", "q6_k"]);
-        assert_eq!(two.len(), chosen(Some("gemv"), &["q4_0"]).len() + chosen(Some("gemv"), &["q6_k"]).len());
     }
 
     #[test]
@@ -434,27 +311,5 @@ mod tests {
         assert!(error("61").contains("older than 7.0"), "{}", error("61"));
         assert!(error("88").contains("does not know architecture 88") && error("88").contains("70, 75, 86"));
         assert!(error("sm_86").contains("70,86,120") && error("volta").contains("`volta`"));
-    }
-
-    #[test]
-    fn a_sample_holds_each_kind_once_and_every_chip() {
-        let chips = ["70", "75", "80", "86", "89", "90", "120"];
-        for arch in [chips.join(","), "70,86,120".into(), "80".into()] {
-            let args = args(&arch, false);
-            let targets = targets(&args, &Lock::default(), "12.9", &[70, 75, 80, 86, 89, 90, 120]).unwrap();
-            let all = jobs(&args, &targets).unwrap();
-            let chosen = sample(&all, &targets);
-            let kinds = |jobs: &[Job]| jobs.iter().map(|j| kind(&j.spec)).collect::<BTreeSet<_>>();
-            assert_eq!(kinds(&chosen), kinds(&all));
-            assert_eq!(chosen.len(), kinds(&all).len());
-            assert!(kinds(&all).contains("gemv gemv q4_k f16"), "a kind has no tile");
-            for &target in &targets {
-                let of_chip = chosen.iter().filter(|j| j.target == target);
-                let activations: BTreeSet<&str> = of_chip
-                    .filter_map(|j| ["x=f16,", "x=bf16,", "x=f32,"].into_iter().find(|a| j.spec.name.contains(a)))
-                    .collect();
-                assert_eq!(activations.len(), 3, "{target} of {arch}: {activations:?}");
-            }
-        }
     }
 }

@@ -1,68 +1,32 @@
 //! `kernels.lock`: registers, spills, shared memory and matrix instructions
-//! of every kernel, so that changes show up in review.
+//! of every kernel, so that changes show up in review. A folder with
+//! a file for each chip and operation.
 
-use std::collections::BTreeMap;
-use std::fs;
-use std::path::PathBuf;
+mod row;
+mod text;
 
-use anyhow::Context;
-use qgemm_cuda::{KernelSpec, Resources, Target};
-use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use anyhow::{Context, ensure};
+use qgemm_cuda::Target;
 use xtask::workspace;
 
 use crate::atomic;
+pub use row::{Mma, Row};
 
-/// Matrix instructions of a kernel by name (`HMMA.16816.F32`),
-/// with their number in the code.
-pub type Mma = BTreeMap<String, u32>;
+/// Extension of a file.
+const EXTENSION: &str = "lock";
 
-/// The file's contents.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// Contents of the folder.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Lock {
     /// Compiler version of the numbers.
     pub nvrtc: String,
     /// Kernels by target and name.
     pub targets: BTreeMap<String, BTreeMap<String, Row>>,
 }
-
-/// Resources and matrix instructions of a kernel.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Row {
-    /// Registers per thread.
-    pub registers: u32,
-    /// Spilled bytes per thread.
-    pub spills: u32,
-    /// Stack bytes per thread.
-    pub stack: u32,
-    /// Shared memory of a CTA, dynamic included.
-    pub shared: u32,
-    /// Absent when the kernel was not disassembled.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mma: Option<Mma>,
-}
-
-impl Row {
-    /// The row of `spec` with `resources`.
-    pub fn new(spec: &KernelSpec, resources: Resources, mma: Option<Mma>) -> Self {
-        Self {
-            registers: resources.registers,
-            spills: resources.spill_bytes,
-            stack: resources.stack_bytes,
-            shared: resources.shared_bytes + dynamic_shared_bytes(&spec.prelude),
-            mma,
-        }
-    }
-}
-
-/// Dynamic shared memory of a launch, from the kernel's prelude.
-fn dynamic_shared_bytes(prelude: &str) -> u32 {
-    let value = prelude.lines().find_map(|line| line.strip_prefix("constexpr unsigned QG_SHARED_BYTES = "));
-    value.and_then(|v| v.trim_end_matches(';').parse().ok()).unwrap_or(0)
-}
-
-/// Registers that a kernel may have more or fewer than the file says. An unrelated
-/// change of an epilogue moves that many, and no reviewer looks at them.
-const REGISTER_NOISE: u32 = 4;
 
 /// Differences between kernels and the file, one line each.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -74,72 +38,92 @@ pub struct Differences {
 }
 
 impl Lock {
-    /// Path of the file.
+    /// Path of the folder.
     pub fn path() -> PathBuf {
         workspace::root().join("crates/qgemm-cuda/kernels.lock")
     }
 
-    /// The committed file; empty when there is none.
+    /// The committed files; empty when there are none.
     ///
     /// # Errors
-    /// When the file cannot be parsed.
+    /// When a file cannot be parsed, or two are from different compilers.
     pub fn read() -> anyhow::Result<Self> {
-        let path = Self::path();
-        match fs::read(&path) {
-            Ok(bytes) => serde_json::from_slice(&bytes).with_context(|| format!("parsing {}", path.display())),
-            Err(_) => Ok(Self::default()),
-        }
+        Self::read_in(&Self::path())
     }
 
-    /// Writes the file atomically.
+    fn read_in(folder: &Path) -> anyhow::Result<Self> {
+        let mut lock = Self::default();
+        for path in files(folder)? {
+            let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+            let target = path.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy();
+            let (nvrtc, rows) = text::parse(&text).with_context(|| format!("parsing {}", path.display()))?;
+            let others = if lock.nvrtc.is_empty() { nvrtc } else { &lock.nvrtc };
+            ensure!(others == nvrtc, "{} is from NVRTC {nvrtc}, other files from {others}", path.display());
+            lock.nvrtc = nvrtc.to_owned();
+            lock.targets.entry(target.into_owned()).or_default().extend(rows);
+        }
+        Ok(lock)
+    }
+
+    /// Writes the files that differ, each atomically, and deletes those of no kernel.
+    /// Returns the paths of these.
     ///
     /// # Errors
     /// When writing fails.
-    pub fn write(&self) -> anyhow::Result<()> {
-        atomic::write(&Self::path(), self.text()?.as_bytes())
+    pub fn write(&self) -> anyhow::Result<Vec<PathBuf>> {
+        self.write_in(&Self::path())
     }
 
-    /// Chips in the file, as `--arch` takes them.
+    fn write_in(&self, folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
+        let mut wanted = BTreeMap::new();
+        for (target, rows) in &self.targets {
+            let mut operations = BTreeMap::<&str, Vec<(&str, &Row)>>::new();
+            for (name, row) in rows {
+                operations.entry(text::operation(name)).or_default().push((name, row));
+            }
+            for (operation, rows) in operations {
+                let path = folder.join(target).join(operation).with_extension(EXTENSION);
+                wanted.insert(path, text::print(&self.nvrtc, target, &rows));
+            }
+        }
+        let mut changed = Vec::new();
+        for path in files(folder)?.into_iter().filter(|path| !wanted.contains_key(path)) {
+            fs::remove_file(&path).with_context(|| format!("removing {}", path.display()))?;
+            changed.push(path);
+        }
+        for (path, text) in wanted {
+            if fs::read_to_string(&path).is_ok_and(|current| current == text) {
+                continue;
+            }
+            path.parent().map_or(Ok(()), fs::create_dir_all)?;
+            atomic::write(&path, text.as_bytes())?;
+            changed.push(path);
+        }
+        Ok(changed)
+    }
+
+    /// Chips in the files, as `--arch` takes them.
     pub fn chips(&self) -> Vec<String> {
         let mut chips: Vec<u32> = self.targets.keys().filter_map(|t| Some(t.parse::<Target>().ok()?.arch())).collect();
         chips.sort_unstable();
         chips.iter().map(u32::to_string).collect()
     }
 
-    /// One line per kernel, so that a diff names it.
-    fn text(&self) -> anyhow::Result<String> {
-        let mut out = format!("{{\n  \"nvrtc\": {},\n  \"targets\": {{", serde_json::to_string(&self.nvrtc)?);
-        for (t, (target, rows)) in self.targets.iter().enumerate() {
-            out += &format!("{}\n    {}: {{", if t > 0 { "," } else { "" }, serde_json::to_string(target)?);
-            for (r, (name, row)) in rows.iter().enumerate() {
-                let comma = if r > 0 { "," } else { "" };
-                out += &format!("{comma}\n      {}: {}", serde_json::to_string(name)?, serde_json::to_string(row)?);
-            }
-            out += "\n    }";
-        }
-        out += "\n  }\n}\n";
-        Ok(out)
-    }
-
-    /// Merges the kernels built for `target`. Rows whose registers differ by noise alone stay as
-    /// they are. With `all`, kernels that
-    /// were not built are removed. Known instructions are kept when the
-    /// new kernel was not disassembled.
-    pub fn update(&mut self, nvrtc: &str, target: Target, built: &[(String, Row)], all: bool) {
+    /// Merges the kernels built for `target`. Rows whose registers differ by noise alone stay
+    /// as they are. Kernels that are not among `names`, all shipped ones, are removed. Known
+    /// instructions are kept when the new kernel was not disassembled.
+    pub fn update(&mut self, nvrtc: &str, target: Target, built: &[(String, Row)], names: &BTreeSet<String>) {
         nvrtc.clone_into(&mut self.nvrtc);
         let rows = self.targets.entry(target.to_string()).or_default();
-        let mut before = rows.clone();
-        if all {
-            rows.clear();
-        }
         for (name, row) in built {
             let mut row = row.clone();
-            if let Some(old) = before.remove(name) {
+            if let Some(old) = rows.remove(name) {
                 row.mma = row.mma.or_else(|| old.mma.clone());
                 row = old.unless_changed(row);
             }
             rows.insert(name.clone(), row);
         }
+        rows.retain(|name, _| names.contains(name));
         self.targets.retain(|_, rows| !rows.is_empty());
     }
 
@@ -173,35 +157,26 @@ impl Lock {
     }
 }
 
-impl Row {
-    /// This row, or `now` if it differs by more than noise.
-    fn unless_changed(self, now: Row) -> Row {
-        let (worse, other) = self.changes(&now);
-        if worse.is_empty() && other.is_empty() && self.mma.is_some() == now.mma.is_some() { self } else { now }
+/// Files of the folder, by chip and operation.
+fn files(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for chip in entries(folder)? {
+        files.extend(entries(&chip)?.into_iter().filter(|path| path.extension().is_some_and(|e| e == EXTENSION)));
     }
+    Ok(files)
+}
 
-    /// Regressions in `now`, and other changes.
-    fn changes(&self, now: &Row) -> (Vec<String>, Vec<String>) {
-        let (mut worse, mut other) = (Vec::new(), Vec::new());
-        for (what, a, b) in [
-            ("registers", self.registers, now.registers),
-            ("spills", self.spills, now.spills),
-            ("stack", self.stack, now.stack),
-            ("shared", self.shared, now.shared),
-        ] {
-            let is_noise = what == "registers" && a.abs_diff(b) <= REGISTER_NOISE;
-            if a != b && !is_noise {
-                let lines = if b > a { &mut worse } else { &mut other };
-                lines.push(format!("{what} {a} -> {b}"));
-            }
+/// Entries of a folder in order of their names; none if the folder does not exist.
+fn entries(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let list = match fs::read_dir(folder) {
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            return Ok(Vec::new());
         }
-        if let (Some(a), Some(b)) = (&self.mma, &now.mma)
-            && a != b
-        {
-            other.push(format!("mma {a:?} -> {b:?}"));
-        }
-        (worse, other)
-    }
+        list => list.with_context(|| format!("reading {}", folder.display()))?,
+    };
+    let mut paths = list.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>()?;
+    paths.sort_unstable();
+    Ok(paths)
 }
 
 #[cfg(test)]
@@ -220,26 +195,52 @@ mod tests {
         Target::Cubin { arch: 86, specific: false }
     }
 
+    /// Updates with all kernels of a target.
+    fn update(lock: &mut Lock, target: Target, built: &[(String, Row)]) {
+        lock.update("12.9", target, built, &built.iter().map(|(name, _)| name.clone()).collect());
+    }
+
     fn names(names: &[&str]) -> Vec<String> {
         names.iter().map(|&n| n.to_owned()).collect()
     }
 
     #[test]
-    fn the_text_is_the_json_that_it_is_read_from() {
+    fn the_committed_files_are_as_they_would_be_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let lock = Lock::read().unwrap();
+        for path in lock.write_in(folder.path()).unwrap() {
+            let committed = Lock::path().join(path.strip_prefix(folder.path()).unwrap());
+            let read = |path: &Path| fs::read_to_string(path).unwrap();
+            assert!(read(&committed) == read(&path), "{}", committed.display());
+        }
+        assert_eq!(files(folder.path()).unwrap().len(), files(&Lock::path()).unwrap().len());
+    }
+
+    #[test]
+    fn files_are_read_as_they_were_written() {
+        let folder = tempfile::tempdir().unwrap();
         let mut lock = Lock::default();
-        assert_eq!(serde_json::from_str::<Lock>(&lock.text().unwrap()).unwrap(), lock);
-        lock.update("12.9", target(), &rows(&[("b", 40), ("a", 32)]), true);
+        let rewritten = |lock: &Lock| -> Vec<String> {
+            let paths = lock.write_in(folder.path()).unwrap();
+            assert_eq!(Lock::read_in(folder.path()).unwrap(), *lock);
+            paths.iter().map(|p| p.strip_prefix(folder.path()).unwrap().display().to_string()).collect()
+        };
+        assert!(rewritten(&lock).is_empty());
+        update(&mut lock, target(), &rows(&[("gemm:b", 40), ("norm:a", 32)]));
         let mma = Some(Mma::from([("HMMA.884.F32.F32".to_owned(), 64)]));
         let volta = Target::Cubin { arch: 70, specific: false };
-        lock.update("12.9", volta, &[("a".into(), Row { mma, ..row(32) })], true);
-        assert_eq!(serde_json::from_str::<Lock>(&lock.text().unwrap()).unwrap(), lock);
+        update(&mut lock, volta, &[("gemm:a".into(), Row { mma, ..row(32) })]);
+        assert_eq!(rewritten(&lock), ["sm_70/gemm.lock", "sm_86/gemm.lock", "sm_86/norm.lock"]);
         assert_eq!(lock.chips(), ["70", "86"]);
+        assert!(rewritten(&lock).is_empty());
+        update(&mut lock, target(), &rows(&[("gemm:b", 48)]));
+        assert_eq!(rewritten(&lock), ["sm_86/norm.lock", "sm_86/gemm.lock"]);
     }
 
     #[test]
     fn worse_is_told_from_otherwise_different() {
         let mut lock = Lock::default();
-        lock.update("12.9", target(), &rows(&[("a", 32), ("b", 40), ("c", 48), ("e", 50)]), true);
+        update(&mut lock, target(), &rows(&[("a", 32), ("b", 40), ("c", 48), ("e", 50)]));
         let built = rows(&[("a", 36), ("b", 45), ("c", 43), ("d", 48)]);
         let found = lock.compare(target(), &built, &names(&["a", "b", "c", "d"]), |_| true);
         assert_eq!(found.worse, ["sm_86 b: registers 40 -> 45"]);
@@ -257,11 +258,12 @@ mod tests {
     #[test]
     fn a_part_of_the_kernels_is_compared_with_its_part() {
         let mut lock = Lock::default();
-        lock.update("12.9", target(), &rows(&[("gemm_a", 32), ("gemv_a", 40)]), true);
+        update(&mut lock, target(), &rows(&[("gemm_a", 32), ("gemv_a", 40)]));
         let found = lock.compare(target(), &rows(&[("gemv_a", 40)]), &names(&["gemv_a"]), |n| n.starts_with("gemv"));
         assert_eq!(found, Differences::default());
+        let all = BTreeSet::from(["gemm_a", "gemv_a"].map(str::to_owned));
         let update = |lock: &mut Lock, registers| {
-            lock.update("12.9", target(), &rows(&[("gemv_a", registers)]), false);
+            lock.update("12.9", target(), &rows(&[("gemv_a", registers)]), &all);
             assert_eq!(lock.targets["sm_86"].len(), 2);
             lock.targets["sm_86"]["gemv_a"].registers
         };
@@ -273,21 +275,13 @@ mod tests {
     fn instructions_are_kept_and_compared_where_they_are_known() {
         let seen = |count| Row { mma: Some(Mma::from([("HMMA.16816.F32".to_owned(), count)])), ..row(32) };
         let mut lock = Lock::default();
-        lock.update("12.9", target(), &[("a".into(), seen(64))], true);
+        update(&mut lock, target(), &[("a".into(), seen(64))]);
         let compare = |row| lock.compare(target(), &[("a".into(), row)], &names(&["a"]), |_| true);
         assert_eq!(compare(row(32)), Differences::default(), "no disassembler here");
         assert_eq!(compare(seen(64)), Differences::default());
         let changed = compare(seen(32));
         assert!(changed.worse.is_empty() && changed.stale[0].contains("mma"), "{changed:?}");
-        lock.update("12.9", target(), &rows(&[("a", 37)]), true);
+        update(&mut lock, target(), &rows(&[("a", 37)]));
         assert_eq!(lock.targets["sm_86"]["a"], Row { registers: 37, ..seen(64) });
-    }
-
-    #[test]
-    fn dynamic_shared_memory_is_read_from_the_prelude() {
-        let prelude =
-            "#define A 1\nconstexpr unsigned QG_THREADS = 128;\nconstexpr unsigned QG_SHARED_BYTES = 20512;\n";
-        assert_eq!(dynamic_shared_bytes(prelude), 20512);
-        assert_eq!(dynamic_shared_bytes(""), 0);
     }
 }

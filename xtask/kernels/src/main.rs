@@ -7,8 +7,10 @@ mod atomic;
 mod build_kernels;
 mod codegen;
 mod embed;
+mod figures;
 mod kernels_lock;
 mod nvrtc;
+mod page;
 mod performance;
 mod sass;
 mod spills;
@@ -39,6 +41,9 @@ enum Command {
     /// Write the tables of docs/results/performance.md from
     /// benches/results/, or check that they are current.
     Performance(performance::Args),
+    /// Write the numbers of kernels and bundles into the documentation,
+    /// or check that they are current.
+    Figures(figures::Args),
     /// Find NVRTC, or install it. A step of `test`.
     Nvrtc,
     /// Run the random cases of a day. A step of `test`.
@@ -53,6 +58,7 @@ fn main() -> ExitCode {
         Command::Codegen(args) => codegen::run(&args),
         Command::Spills(args) => spills::run(&args),
         Command::Performance(args) => performance::run(&args),
+        Command::Figures(args) => figures::run(&args),
         Command::Nvrtc => nvrtc::ensure(),
         Command::Stress(args) => stress::run(&args),
         Command::Embed => embed::run(),

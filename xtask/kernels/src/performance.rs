@@ -14,10 +14,10 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use xtask::workspace;
 
-use crate::atomic;
+use crate::page;
 use operations::OperationResults;
 use results::Results;
 
@@ -32,9 +32,6 @@ const OF_OPERATIONS: &str = "-operations.json";
 
 /// Maximum lines of a page. Experiments belong in `docs/results/notes/`.
 const MAX_LINES: usize = 120;
-
-const BEGIN: &str = "<!-- generated: ";
-const END: &str = "<!-- end -->";
 
 /// Options of the command.
 #[derive(clap::Args)]
@@ -56,18 +53,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 /// Inserts tables into a page.
-fn update(page: &str, tables: &BTreeMap<String, String>, args: &Args) -> anyhow::Result<()> {
-    let path = workspace::root().join(page);
-    let old = fs::read_to_string(&path).with_context(|| format!("reading {page}"))?;
-    let new = filled(&old, tables).with_context(|| page.to_owned())?;
-    let lines = new.lines().count();
-    ensure!(lines <= MAX_LINES, "{page}: {lines} lines; move what is over {MAX_LINES} to docs/results/notes/");
-    if new == old {
-        return Ok(());
-    }
-    ensure!(!args.check, "{page} is stale, run `cargo xtask performance`");
-    atomic::write(&path, new.as_bytes())?;
-    println!("wrote {page}");
+fn update(path: &str, tables: &BTreeMap<String, String>, args: &Args) -> anyhow::Result<()> {
+    let lines = page::update(path, tables, args.check, "cargo xtask performance")?;
+    ensure!(lines <= MAX_LINES, "{path}: {lines} lines; move what is over {MAX_LINES} to docs/results/notes/");
     Ok(())
 }
 
@@ -94,55 +82,4 @@ fn tables() -> anyhow::Result<BTreeMap<String, String>> {
         tables.insert(name.clone(), table().with_context(|| format!("{RESULTS}/{name}"))?);
     }
     Ok(tables)
-}
-
-/// The page with each table between its markers.
-fn filled(page: &str, tables: &BTreeMap<String, String>) -> anyhow::Result<String> {
-    let mut out = String::new();
-    let mut missing: Vec<&str> = tables.keys().map(String::as_str).collect();
-    let mut rest = page;
-    while let Some((before, after)) = rest.split_once(BEGIN) {
-        let (name, after) = after.split_once(" -->").context("a marker that is not closed")?;
-        let Some(at) = missing.iter().position(|m| *m == name) else {
-            bail!("{name} has no result file, or a second place");
-        };
-        missing.remove(at);
-        let (old, after) = after.split_once(END).with_context(|| format!("{name} has no `{END}`"))?;
-        ensure!(!old.contains(BEGIN), "{name} has no `{END}`");
-        out += &format!("{before}{BEGIN}{name} -->\n{}{END}", tables[name]);
-        rest = after;
-    }
-    ensure!(missing.is_empty(), "no `{BEGIN}FILE -->` for {}", missing.join(", "));
-    Ok(out + rest)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn tables_of(name: &str) -> BTreeMap<String, String> {
-        BTreeMap::from([(name.into(), "| new |\n".into())])
-    }
-
-    #[test]
-    fn the_committed_page_is_current() {
-        run(&Args { check: true }).unwrap();
-    }
-
-    #[test]
-    fn a_table_replaces_what_stands_between_its_markers() {
-        let page = "# Page\n<!-- generated: a.json -->\n| old |\n<!-- end -->\ntext\n";
-        let new = "# Page\n<!-- generated: a.json -->\n| new |\n<!-- end -->\ntext\n";
-        assert_eq!(filled(page, &tables_of("a.json")).unwrap(), new);
-        assert_eq!(filled(new, &tables_of("a.json")).unwrap(), new);
-    }
-
-    #[test]
-    fn a_result_file_without_a_place_and_a_place_without_a_file_are_errors() {
-        let page = "<!-- generated: a.json -->\n<!-- end -->\n";
-        assert!(filled(page, &tables_of("b.json")).is_err());
-        assert!(filled("# Page\n", &tables_of("a.json")).is_err());
-        assert!(filled(&page.repeat(2), &tables_of("a.json")).is_err());
-        assert!(filled("<!-- generated: a.json -->\n| old |\n", &tables_of("a.json")).is_err());
-    }
 }

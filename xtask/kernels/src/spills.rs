@@ -139,13 +139,3 @@ fn in_lock(lock: &Lock, variant: Variant) -> anyhow::Result<Vec<Sha256Hash>> {
     let listed = manifest(variant).into_iter().filter(|spec| targets.iter().all(|target| fits(spec, target)));
     Ok(listed.map(|spec| spec.key()).collect())
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_committed_file_is_current() {
-        run(&Args { check: true, anew: false }).unwrap();
-    }
-}

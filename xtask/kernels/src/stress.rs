@@ -2,6 +2,9 @@
 //! from the date, on the CPU and one emulated GPU, for
 //! GEMM and two other operations.
 
+use std::path::PathBuf;
+use std::process::Command;
+
 use anyhow::{Context, ensure};
 use qgemm_hal::OPERATIONS;
 use xtask::workspace;
@@ -25,6 +28,9 @@ pub struct Args {
     /// Days since 1970.
     #[arg(long)]
     day: u64,
+    /// The command `qgemm`, instead of one that is built first.
+    #[arg(long, value_name = "FILE")]
+    program: Option<PathBuf>,
 }
 
 /// Runs the cases of the day.
@@ -33,9 +39,16 @@ pub struct Args {
 /// When a case fails.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     for run in runs(args.day) {
-        println!("$ cargo {}", run.join(" "));
-        let status = workspace::cargo().args(&run).status().context("starting cargo")?;
-        ensure!(status.success(), "cargo {}: {status}", run.join(" "));
+        println!("$ qgemm {}", run.join(" "));
+        let mut command = match &args.program {
+            Some(program) => Command::new(program),
+            None => workspace::cargo(),
+        };
+        if args.program.is_none() {
+            command.args(["run", "--quiet", "--package", "qgemm-cli", "--"]);
+        }
+        let status = command.args(&run).status().with_context(|| format!("starting {command:?}"))?;
+        ensure!(status.success(), "qgemm {}: {status}", run.join(" "));
     }
     Ok(())
 }
@@ -55,7 +68,7 @@ fn variant(day: u64, others: u64) -> &'static str {
     VARIANTS[((day + day / turns) % variants) as usize]
 }
 
-/// Cargo arguments of the day's runs.
+/// Arguments of the day's runs.
 fn runs(day: u64) -> Vec<Vec<String>> {
     let seed = (day * SEEDS_OF_A_DAY).to_string();
     let others = others();
@@ -63,11 +76,9 @@ fn runs(day: u64) -> Vec<Vec<String>> {
     let other = |number: u64| others[((2 * day + number) % others.len() as u64) as usize];
     let ops = [("gemm", SECONDS_OF_GEMM), (other(0), SECONDS_OF_OTHERS), (other(1), SECONDS_OF_OTHERS)];
     let run = |(op, seconds): (&str, u64), device| {
-        // Unoptimized, the oracle would take most of the time.
-        let cargo = ["run", "--release", "--quiet", "--package", "qgemm-cli", "--"];
         let seconds = seconds.to_string();
         let verify = ["verify", "--failures", "--op", op, "--stress", &seconds, "--seed", &seed, "--device", device];
-        cargo.into_iter().chain(verify).map(str::to_owned).collect()
+        verify.map(str::to_owned).to_vec()
     };
     ops.into_iter().flat_map(|op| ["cpu", variant].map(|device| run(op, device))).collect()
 }
