@@ -1,5 +1,6 @@
 //! Ahead-of-time preparation of kernels ([`Context::prepare`]).
 
+use std::fmt;
 use std::num::NonZero;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -96,52 +97,75 @@ impl Context {
         limits: PrepareLimits,
         progress: impl FnMut(usize) + Send,
     ) -> Result<usize, Error> {
-        let start = Instant::now();
-        let PrepareLimits { time, memory } = limits;
-        let progress = Mutex::new(progress);
-        let cores = thread::available_parallelism().map_or(1, NonZero::get);
-        let threads = cores.min(MOST_THREADS).min(problems.len()).min((memory / COMPILATION_BYTES).max(1));
-        let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let failed: Mutex<Option<(usize, Error)>> = Mutex::new(None);
-        let work = || {
-            while let Some((place, problem)) = {
-                let place = next.fetch_add(1, Ordering::Relaxed);
-                problems.get(place).filter(|_| start.elapsed() < time).map(|problem| (place, problem))
-            } {
-                match self.plan(problem) {
-                    Ok(plan) => {
-                        let mut progress = progress.lock().unwrap_or_else(PoisonError::into_inner);
-                        let done = done.fetch_add(1, Ordering::Relaxed) + 1;
-                        progress(done);
-                        tracing::info!(done, of = problems.len(), kernel = plan.kernel_name(), "prepared");
-                    }
-                    Err(error) => {
-                        // Other threads stop. Of several errors, the first in order is returned.
-                        next.store(problems.len(), Ordering::Relaxed);
-                        let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
-                        if failed.as_ref().is_none_or(|(other, _)| place < *other) {
-                            *failed = Some((place, error));
-                        }
+        in_parallel(
+            problems.len(),
+            limits,
+            |place| self.plan(&problems[place]).map(|plan| plan.kernel_name().to_owned()),
+            progress,
+        )
+    }
+}
+
+/// Makes `count` kernels ready in parallel: `make` each by its place, which returns its name.
+/// Places start in order. Returns the number of ready kernels.
+///
+/// # Errors
+/// The first error of `make`, in the order of places. Others may be ready.
+pub(crate) fn in_parallel<Name: fmt::Display>(
+    count: usize,
+    limits: PrepareLimits,
+    make: impl Fn(usize) -> Result<Name, Error> + Sync,
+    progress: impl FnMut(usize) + Send,
+) -> Result<usize, Error> {
+    let start = Instant::now();
+    let PrepareLimits { time, memory } = limits;
+    let progress = Mutex::new(progress);
+    let cores = thread::available_parallelism().map_or(1, NonZero::get);
+    let threads = cores.min(MOST_THREADS).min(count).min((memory / COMPILATION_BYTES).max(1));
+    let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let failed: Mutex<Option<(usize, Error)>> = Mutex::new(None);
+    let work = || {
+        while let Some(place) =
+            Some(next.fetch_add(1, Ordering::Relaxed)).filter(|place| *place < count && start.elapsed() < time)
+        {
+            match make(place) {
+                Ok(kernel) => {
+                    let mut progress = progress.lock().unwrap_or_else(PoisonError::into_inner);
+                    let done = done.fetch_add(1, Ordering::Relaxed) + 1;
+                    progress(done);
+                    tracing::info!(done, of = count, %kernel, "prepared");
+                }
+                Err(error) => {
+                    // Other threads stop. Of several errors, the first in order is returned.
+                    next.store(count, Ordering::Relaxed);
+                    let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
+                    if failed.as_ref().is_none_or(|(other, _)| place < *other) {
+                        *failed = Some((place, error));
                     }
                 }
             }
-        };
-        thread::scope(|scope| {
-            for _ in 1..threads {
-                // If no thread can be started, the existing ones do all the work.
-                if let Err(error) = thread::Builder::new().spawn_scoped(scope, work) {
-                    tracing::debug!(%error, "fewer threads make kernels ready");
-                    break;
-                }
-            }
-            work();
-        });
-        let done = done.into_inner();
-        let (of, seconds) = (problems.len(), start.elapsed().as_secs_f64());
-        tracing::info!(done, of, threads, seconds, "prepared within the time limit");
-        match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            Some((_, error)) => Err(error),
-            None => Ok(done),
         }
+    };
+    thread::scope(|scope| {
+        for _ in 1..threads {
+            // If no thread can be started, the existing ones do all the work.
+            if let Err(error) = thread::Builder::new().spawn_scoped(scope, work) {
+                tracing::debug!(%error, "fewer threads make kernels ready");
+                break;
+            }
+        }
+        work();
+    });
+    let done = done.into_inner();
+    tracing::info!(
+        done,
+        of = count,
+        threads,
+        seconds = start.elapsed().as_secs_f64(),
+        "prepared within the time limit"
+    );
+    match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        Some((_, error)) => Err(error),
+        None => Ok(done),
     }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use qgemm_api::exec::{ExecPlan, RegionKind};
 use qgemm_api::{
     Args, Context, DType, DeviceKind, Error, KvFormat, LoadedPlan, Model, OpWeights, PlanArena, PlanOptions,
-    PlanWeights, Problem, SamplingParameters, half::f16, open_model,
+    PlanWeights, PrepareLimits, Problem, SamplingParameters, half::f16, open_model,
 };
 
 mod common {
@@ -257,6 +257,23 @@ fn a_sampled_token_is_the_input_of_the_next_step() {
     }
 }
 
+/// Kernels are made ready in parallel, once for operations that share them.
+#[test]
+fn kernels_of_a_plan_are_made_ready() {
+    let folder = Folder::new();
+    let path = folder.model("llama", &dense(2));
+    for ctx in devices("kernels_of_a_plan_are_made_ready") {
+        let planned = plan(&ctx, &path);
+        let loaded = load(&ctx, &planned, &open_model(&path).expect("a model"));
+        let mut seen = Vec::new();
+        let prepared = loaded.prepare_within(PrepareLimits::default(), |done, of| seen.push((done, of)));
+        let made = prepared.expect("served");
+        assert!(made > 1 && made < planned.ops.len(), "{made} of {}", planned.ops.len());
+        assert_eq!(seen, (1..=made).map(|done| (done, made)).collect::<Vec<_>>());
+        assert_eq!(loaded.prepare_within(PrepareLimits::default(), |_, _| ()).expect("served"), 0);
+    }
+}
+
 /// A step is its operations one by one, in an arena and in
 /// memory alone.
 #[test]
@@ -283,7 +300,6 @@ fn a_step_is_its_operations() {
         assert_eq!(parts.read("logits"), logits);
 
         let Program { loaded, weights, arena, .. } = whole;
-        loaded.prepare().expect("served");
         let mut memory = arena.into_memory();
         for (name, words) in [("tokens", &tokens), ("kv_lengths", &lengths)] {
             let range = loaded.region_range(name).expect("planned");

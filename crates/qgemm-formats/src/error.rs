@@ -195,6 +195,40 @@ pub enum FormatError {
         /// Number of experts.
         experts: usize,
     },
+    /// Shard that a weight has not.
+    #[error(
+        "rank {rank} of {world}: expected a rank below the number of ranks and at least one unit each, got {units} {what}"
+    )]
+    NoShard {
+        /// What is cut: rows, blocks of columns, experts.
+        what: &'static str,
+        /// How many there are.
+        units: usize,
+        /// The rank.
+        rank: usize,
+        /// Number of ranks.
+        world: usize,
+    },
+    /// Cut within what must stay together.
+    #[error("{of} shares scales among {what}: expected whole runs that start at a multiple of {unit}, got one at {at}")]
+    ShardBorder {
+        /// What is cut.
+        what: &'static str,
+        /// Format name.
+        of: &'static str,
+        /// Start of the cut.
+        at: usize,
+        /// Length of a run.
+        unit: usize,
+    },
+    /// Row that a weight has not.
+    #[error("row {row}: expected a row below {n}")]
+    NoRow {
+        /// The row.
+        row: usize,
+        /// Rows of the weight.
+        n: usize,
+    },
     /// Format without a quantizer from plain values.
     #[error("weights cannot be quantized to {format}: {why}")]
     NotQuantizable {

@@ -145,6 +145,16 @@ impl HostExperts {
         Ok(Self { stacked, experts, rows, features: rows, gated: false, k_orders })
     }
 
+    /// Other experts of the same kind.
+    pub(crate) fn with_experts(&self, stacked: HostWeight, experts: usize, k_orders: Option<Vec<Vec<u32>>>) -> Self {
+        Self { stacked, experts, k_orders, ..*self }
+    }
+
+    /// These experts as gated pairs of `features` output features.
+    pub(crate) fn of_pairs(self, features: usize) -> Self {
+        Self { features, gated: true, ..self }
+    }
+
     /// Stacked weight of [`HostExperts::row_pitch`] rows per expert, without a column
     /// order.
     pub fn stacked(&self) -> &HostWeight {

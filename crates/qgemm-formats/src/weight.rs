@@ -220,6 +220,11 @@ impl HostWeight {
         &self.blocks
     }
 
+    /// [`HostWeight::blocks`], to be shared.
+    pub(crate) fn shared_blocks(&self) -> &SharedBytes {
+        &self.blocks
+    }
+
     /// The blocks of row `n`.
     pub fn row(&self, n: usize) -> &[u8] {
         let start = self.format.row_offset(n, self.stored_k);

@@ -15,6 +15,7 @@ use crate::architecture::{NAMES, fingerprint};
 use crate::context::Context;
 use crate::error::Error;
 use crate::gemm::Plan;
+use crate::prepare::{self, PrepareLimits};
 use crate::record::DeviceRecord;
 
 /// Plan from a file, valid for this device, its kernels and a model. Its
@@ -124,12 +125,34 @@ impl LoadedPlan {
         self.regions.range(name)
     }
 
-    /// Makes the kernels of all operations ready, which else the first run of each does.
+    /// Makes the kernels of all operations ready, in parallel. Otherwise the first run of each
+    /// operation does.
     ///
     /// # Errors
     /// When a kernel cannot be made ready.
     pub fn prepare(&self) -> Result<(), Error> {
-        (0..self.plan.ops.len()).try_for_each(|place| self.ready(place).map(drop))
+        self.prepare_within(PrepareLimits::default(), |_, _| ()).map(drop)
+    }
+
+    /// [`LoadedPlan::prepare`] within limits, as [`Context::prepare_within`]. After each operation
+    /// `progress` receives the number of those made ready, and of those to make ready: operations
+    /// with the same kernels count once. Returns the former.
+    ///
+    /// # Errors
+    /// When a kernel cannot be made ready.
+    pub fn prepare_within(
+        &self,
+        limits: PrepareLimits,
+        mut progress: impl FnMut(usize, usize) + Send,
+    ) -> Result<usize, Error> {
+        let mut places = Vec::new();
+        for (place, kernels) in self.kernels.iter().enumerate().filter(|(_, kernels)| !kernels.is_ready()) {
+            if !places.iter().any(|&other: &usize| Arc::ptr_eq(&self.kernels[other], kernels)) {
+                places.push(place);
+            }
+        }
+        let make = |i: usize| self.ready(places[i]).map(|_| self.plan.ops[places[i]].op_id.as_str());
+        prepare::in_parallel(places.len(), limits, make, |done| progress(done, places.len()))
     }
 
     /// Plan of one product, with the kernel and launch geometry of the file. The first call

@@ -47,6 +47,11 @@ impl Kernels {
         Self { candidate, ready: OnceLock::new() }
     }
 
+    /// Whether the kernels are ready.
+    pub fn is_ready(&self) -> bool {
+        self.ready.get().is_some()
+    }
+
     /// The plan of `op`. The first call makes its kernels ready.
     ///
     /// # Errors
