@@ -198,8 +198,8 @@ pub use qgemm_formats::packed_file::{PackedParts, PackedWeight};
 pub use qgemm_formats::prepack::FragmentLayout;
 pub use qgemm_formats::{
     ActivationFormat, DType, Element, ElementType, Format, FormatError, HostExperts, HostWeight, ImportanceMatrix,
-    ModelShape, NO_COLUMN, Quantized, Recipe, RecipeOptions, SharedBytes, TypeChooser, XCode, XFactor, XFormat, XParts,
-    format_for_k, half, pair_bias, quantize_by_importance, quantize_matrix,
+    ModelShape, NO_COLUMN, Quantized, Recipe, RecipeOptions, ShardAxis, ShardFeatures, SharedBytes, TypeChooser, XCode,
+    XFactor, XFormat, XParts, format_for_k, half, pair_bias, quantize_by_importance, quantize_matrix, shard_of,
 };
 pub use qgemm_hal::op::sampling::SamplingParameters;
 pub use qgemm_hal::{

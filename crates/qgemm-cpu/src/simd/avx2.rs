@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use qgemm_hal::SimdLevel;
 
-use super::vector::{Dot, VALUE_BYTE, Vector, pairs_in_16_bits};
+use super::vector::{Dot, RunWidth, VALUE_BYTE, Vector};
 use super::{Simd, level};
 
 #[derive(Clone, Copy)]
@@ -291,10 +291,7 @@ impl Dot<Avx2> for Widened {
         };
         [half(0), half(1)]
     }
-    #[inline(always)]
-    fn longest_run(largest: usize) -> usize {
-        pairs_in_16_bits(largest)
-    }
+    const RUNS: RunWidth = RunWidth::Bits16;
     #[inline(always)]
     unsafe fn begin_run(unsigned: [__m256i; 2], signed: [__m256i; 2]) -> [__m256i; 2] {
         // SAFETY: as above.

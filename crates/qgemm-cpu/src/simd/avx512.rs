@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use qgemm_hal::SimdLevel;
 
-use super::vector::{Dot, QUAD_LANES, Vector, pairs_in_16_bits};
+use super::vector::{Dot, QUAD_LANES, RunWidth, Vector};
 use super::{Simd, level};
 
 #[derive(Clone, Copy)]
@@ -216,10 +216,7 @@ impl Dot<Avx512> for Widened {
             _mm512_add_epi32(sums, _mm512_add_epi32(even, odd))
         }
     }
-    #[inline(always)]
-    fn longest_run(largest: usize) -> usize {
-        pairs_in_16_bits(largest)
-    }
+    const RUNS: RunWidth = RunWidth::Bits16;
     #[inline(always)]
     unsafe fn begin_run(unsigned: __m512i, signed: __m512i) -> __m512i {
         // SAFETY: as above.

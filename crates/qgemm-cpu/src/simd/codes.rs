@@ -136,6 +136,7 @@ pub fn unsigned_table(encoding: Encoding) -> [u8; 16] {
 /// Code planes of a k-tile, positioned at the next columns to
 /// decode. `SHAPE` is the index of the [`CodeShape`].
 /// Prefetches packed codes if `ASKS`.
+#[derive(Clone, Copy)]
 pub struct Planes<V: Vector, const SHAPE: usize, const ASKS: bool> {
     low: *const u8,
     high: *const u8,

@@ -5,6 +5,9 @@
 //! therefore depend neither on other work in the same call nor on the SIMD level,
 //! except for fused multiply-adds.
 
+use std::marker::PhantomData;
+use std::ptr;
+
 use qgemm_formats::prepack::PackedLayout;
 
 use super::codes::{CodeShape, Planes, UNIT, each, unsigned_table};
@@ -89,7 +92,36 @@ pub unsafe fn multiply_codes<V: Vector, D: Dot<V>, const SHAPE: usize, const P: 
     }
 }
 
+/// Constants of a kernel. As constants of a type, unlike variables, they keep the compiler
+/// from generating code that no kernel of the shape runs.
+struct Kernel<V, D, const SHAPE: usize>(PhantomData<(V, D)>);
+
+impl<V: Vector, D: Dot<V>, const SHAPE: usize> Kernel<V, D, SHAPE> {
+    const CODES: CodeShape = CodeShape::ALL[SHAPE];
+    const SPAN: usize = Self::CODES.span;
+    const WIDE: bool = Self::CODES.wide;
+    const MINIMA: bool = Self::CODES.minima;
+    const UNPACKED: bool = Self::CODES.unpacked;
+    const MAGNITUDES: bool = D::MAGNITUDES && Self::CODES.is_centered();
+    /// Quads whose products are added together before they are added to the span's: a
+    /// power of two, or 0 without runs.
+    const RUN: usize = {
+        let (longest, all) = (D::RUNS.longest((1 << Self::CODES.bits) - 1), Self::SPAN / 4);
+        match if longest < all { longest } else { all } {
+            0 => 0,
+            longest => 1 << longest.ilog2(),
+        }
+    };
+    const HAS_RUNS: bool = Self::RUN > 0;
+    const QUADS: usize = if Self::HAS_RUNS { Self::RUN } else { 1 };
+    /// Runs, which need the registers, end before code offsets are added.
+    const OFFSETS_LAST: bool = !Self::MINIMA && Self::RUN > 1;
+}
+
 /// [`multiply_codes`] for `P` tiles.
+///
+/// Loops initialize its arrays: the hundreds of kernels would take
+/// twice as long to compile with `array::from_fn` and `map`.
 ///
 /// # Safety
 /// As for [`multiply_codes`].
@@ -101,7 +133,6 @@ unsafe fn multiply_tiles<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usiz
     mut own: Option<&mut [[[f32; SCALES]; 2]]>,
     sums: &mut [f32],
 ) {
-    let shape = const { CodeShape::ALL[SHAPE] };
     let layout = at.layout;
     let table = unsigned_table(layout.format().encoding);
     // Shifts, because a division takes as long as several vector instructions.
@@ -115,23 +146,31 @@ unsafe fn multiply_tiles<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usiz
         let sum_at = |token: usize, tile: usize| sums.add(token * BLOCK_ROWS + tile * LANES);
         // Sums of a block if a factor covers several spans, otherwise of all columns.
         let mut totals = [[V::splat(0.0); P]; T];
-        if !shape.wide {
+        if !Kernel::<V, D, SHAPE>::WIDE {
             for (token, totals) in totals.iter_mut().enumerate() {
-                *totals = std::array::from_fn(|tile| V::load(sum_at(token, tile)));
+                for (tile, total) in totals.iter_mut().enumerate() {
+                    *total = V::load(sum_at(token, tile));
+                }
             }
         }
         // Scales and minimums of the sub-blocks from column `scaled_from` on; in `own`
         // if they are unpacked here.
-        let mut scales_at = tiles.map(|tile| [tile.scales.as_ptr(), tile.mins.as_ptr()]);
+        let mut scales_at = [[ptr::null(); 2]; P];
+        for (at, tile) in scales_at.iter_mut().zip(tiles) {
+            *at = [tile.scales.as_ptr(), tile.mins.as_ptr()];
+        }
         let mut scaled_from = 0;
-        let min_floats = if shape.minima { SCALES } else { 0 };
-        let k_tile_bytes = if shape.unpacked { layout.k_tile * LANES } else { layout.k_tile_bytes };
+        let min_floats = if Kernel::<V, D, SHAPE>::MINIMA { SCALES } else { 0 };
+        let k_tile_bytes = if Kernel::<V, D, SHAPE>::UNPACKED { layout.k_tile * LANES } else { layout.k_tile_bytes };
         let scaled_bytes = (SCALED_COLUMNS >> layout.k_tile.trailing_zeros()) * k_tile_bytes;
         let mut first_byte = 0;
         while first_byte < tiles[0].codes.len() {
-            let k_tiles: [&[u8]; P] = std::array::from_fn(|tile| tiles[tile].codes.get_unchecked(first_byte..));
-            if let (Some(records), Some(own)) = (at.records, own.as_deref_mut())
-                && !shape.unpacked
+            let mut k_tiles = [&[][..]; P];
+            for (k_tiles, tile) in k_tiles.iter_mut().zip(tiles) {
+                *k_tiles = tile.codes.get_unchecked(first_byte..);
+            }
+            if !Kernel::<V, D, SHAPE>::UNPACKED
+                && let (Some(records), Some(own)) = (at.records, own.as_deref_mut())
                 && column.is_multiple_of(SCALED_COLUMNS)
             {
                 for ((k_tiles, [scales, mins]), scales_at) in k_tiles.iter().zip(own).zip(&mut scales_at) {
@@ -147,31 +186,32 @@ unsafe fn multiply_tiles<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usiz
                 }
                 scaled_from = column;
             }
-            let prefetch = tiles.map(|tile| tile.prefetch.skip(first_byte));
-            let mut planes: [Planes<V, SHAPE, true>; P] =
-                std::array::from_fn(|tile| Planes::new(layout, k_tiles[tile], prefetch[tile]));
+            let mut planes = [Planes::<V, SHAPE, true>::new(layout, k_tiles[0], tiles[0].prefetch.skip(first_byte)); P];
+            for tile in 1..P {
+                planes[tile] = Planes::new(layout, k_tiles[tile], tiles[tile].prefetch.skip(first_byte));
+            }
             for _ in 0..layout.k_tile / UNIT {
                 let factor = |token: usize| {
                     V::splat(f32::from_bits(x_at(token, at.row.factors + (column >> block_shift)).read()))
                 };
                 each!(PART in 0 1 => {
-                    if PART < UNIT / shape.span {
-                        let span = column / shape.span + PART;
+                    if const { PART < UNIT / Kernel::<V, D, SHAPE>::SPAN } {
+                        let span = column / Kernel::<V, D, SHAPE>::SPAN + PART;
                         let sum_of = |token: usize| x_at(token, at.row.sums + span).read();
-                        // Runs, which need the registers, end before code offsets are added.
-                        let offsets_last = runs::<V, D>(shape) > 1;
-                        let has_offset = !shape.minima;
-                        let first = |token: usize| if has_offset && !offsets_last { sum_of(token) } else { 0 };
-                        let mut products: [[V::Words; P]; T] =
-                            std::array::from_fn(|token| [V::splat_word(first(token)); P]);
+                        let mut products = [[V::splat_word(0); P]; T];
+                        if !Kernel::<V, D, SHAPE>::MINIMA && !Kernel::<V, D, SHAPE>::OFFSETS_LAST {
+                            for (token, products) in products.iter_mut().enumerate() {
+                                *products = [V::splat_word(sum_of(token)); P];
+                            }
+                        }
                         let mut run = [[V::splat_word(0); P]; T];
-                        let x = [0, at.row.flips].map(|first| x_at(0, first + column / 4));
+                        let x = [x_at(0, column / 4), x_at(0, at.row.flips + column / 4)];
                         each!(Q in 0 1 2 3 4 5 6 7 => {
-                            if Q * 4 / shape.span == PART {
+                            if const { Q * 4 / Kernel::<V, D, SHAPE>::SPAN == PART } {
                                 add_quad::<V, D, SHAPE, Q, P, T>(&mut planes, &table, x, &mut run, &mut products);
                             }
                         });
-                        if has_offset && offsets_last {
+                        if Kernel::<V, D, SHAPE>::OFFSETS_LAST {
                             for (token, products) in products.iter_mut().enumerate() {
                                 let offset = V::splat_word(sum_of(token));
                                 for product in products {
@@ -179,19 +219,19 @@ unsafe fn multiply_tiles<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usiz
                                 }
                             }
                         }
-                        let sub = ((column - scaled_from + PART * shape.span) >> sub_shift) * LANES;
+                        let sub = ((column - scaled_from + PART * Kernel::<V, D, SHAPE>::SPAN) >> sub_shift) * LANES;
                         for (tile, [scales, _]) in scales_at.iter().enumerate() {
                             let scale = V::load(scales.add(sub));
                             for (token, totals) in totals.iter_mut().enumerate() {
                                 let product = V::to_floats(products[token][tile]);
-                                totals[tile] = if shape.wide {
+                                totals[tile] = if Kernel::<V, D, SHAPE>::WIDE {
                                     V::multiply_add(product, scale, totals[tile])
                                 } else {
                                     V::multiply_add(V::multiply(product, scale), factor(token), totals[tile])
                                 };
                             }
                         }
-                        if shape.minima {
+                        if Kernel::<V, D, SHAPE>::MINIMA {
                             for (tile, [_, mins]) in scales_at.iter().enumerate() {
                                 let min = V::load(mins.add(sub));
                                 for (token, totals) in totals.iter_mut().enumerate() {
@@ -203,7 +243,7 @@ unsafe fn multiply_tiles<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usiz
                     }
                 });
                 let last_of_block = (column + UNIT) & (at.how.block - 1) == 0;
-                if shape.wide && last_of_block {
+                if Kernel::<V, D, SHAPE>::WIDE && last_of_block {
                     for (token, totals) in totals.iter_mut().enumerate() {
                         for (tile, total) in totals.iter_mut().enumerate() {
                             let sum = sum_at(token, tile);
@@ -215,28 +255,20 @@ unsafe fn multiply_tiles<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usiz
                 column += UNIT;
             }
             // Scale records follow the codes. Requesting memory out of order is slower.
-            if !shape.unpacked {
-                prefetch.iter().for_each(|prefetch| prefetch.fetch_records(layout));
+            if !Kernel::<V, D, SHAPE>::UNPACKED {
+                for tile in tiles {
+                    tile.prefetch.skip(first_byte).fetch_records(layout);
+                }
             }
             first_byte += k_tile_bytes;
         }
-        if !shape.wide {
+        if !Kernel::<V, D, SHAPE>::WIDE {
             for (token, totals) in totals.into_iter().enumerate() {
                 for (tile, total) in totals.into_iter().enumerate() {
                     V::store(sum_at(token, tile), total);
                 }
             }
         }
-    }
-}
-
-/// Quads whose products are added together before they are added to the span's;
-/// 0 if each is added immediately.
-#[inline(always)]
-fn runs<V: Vector, D: Dot<V>>(shape: CodeShape) -> usize {
-    match D::longest_run((1 << shape.bits) - 1).min(shape.span / 4) {
-        0 => 0,
-        longest => 1 << longest.ilog2(),
     }
 }
 
@@ -254,9 +286,6 @@ unsafe fn add_quad<V: Vector, D: Dot<V>, const SHAPE: usize, const Q: usize, con
     run: &mut [[V::Words; P]; T],
     products: &mut [[V::Words; P]; T],
 ) {
-    let shape = const { CodeShape::ALL[SHAPE] };
-    let quads = runs::<V, D>(shape);
-    let magnitudes = D::MAGNITUDES && shape.is_centered();
     // SAFETY: guaranteed by the caller.
     unsafe {
         // A loop instead of `each_mut` and `map`, with which compilers
@@ -266,22 +295,30 @@ unsafe fn add_quad<V: Vector, D: Dot<V>, const SHAPE: usize, const Q: usize, con
             *codes = planes.quad::<Q>(table);
         }
         for token in 0..T {
-            let [x, flips] = x.map(|x| x.add(Q * T + token));
+            let (x, flips) = (x[0].add(Q * T + token), x[1].add(Q * T + token));
             let x = V::splat_word(x.read());
             for (tile, &codes) in codes.iter().enumerate() {
                 let (run, product) = (&mut run[token][tile], &mut products[token][tile]);
-                match quads {
-                    0 if magnitudes => *product = D::dot_magnitudes(*product, codes, x, V::splat_word(flips.read())),
-                    0 => *product = D::dot(*product, codes, x),
-                    _ if Q.is_multiple_of(quads) => *run = D::begin_run(codes, x),
-                    _ => *run = D::extend_run(*run, codes, x),
+                if !Kernel::<V, D, SHAPE>::HAS_RUNS {
+                    if Kernel::<V, D, SHAPE>::MAGNITUDES {
+                        *product = D::dot_magnitudes(*product, codes, x, V::splat_word(flips.read()));
+                        if T > 1 {
+                            *product = D::now(*product);
+                        }
+                    } else {
+                        *product = D::dot(*product, codes, x);
+                    }
+                    continue;
                 }
-                if quads > 0 && (Q + 1).is_multiple_of(quads) {
+                if const { Q % Kernel::<V, D, SHAPE>::QUADS == 0 } {
+                    *run = D::begin_run(codes, x);
+                } else {
+                    *run = D::extend_run(*run, codes, x);
+                }
+                if const { (Q + 1) % Kernel::<V, D, SHAPE>::QUADS == 0 } {
                     *product = D::end_run(*product, *run);
-                } else if quads > 0 && T > 1 {
+                } else if T > 1 {
                     *run = D::now(*run);
-                } else if magnitudes && T > 1 {
-                    *product = D::now(*product);
                 }
             }
         }

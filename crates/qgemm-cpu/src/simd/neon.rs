@@ -251,10 +251,7 @@ impl Dot<Neon> for Sdot {
         })
     }
     /// Runs have 32-bit sums, and bytes may be above 127.
-    #[inline(always)]
-    fn longest_run(largest: usize) -> usize {
-        if largest < 128 { usize::MAX } else { 0 }
-    }
+    const RUNS: RunWidth = RunWidth::SignedBytes;
     #[inline(always)]
     unsafe fn begin_run(unsigned: [uint32x4_t; 4], signed: [uint32x4_t; 4]) -> [uint32x4_t; 4] {
         // SAFETY: as above.

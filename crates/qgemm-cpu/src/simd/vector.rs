@@ -99,11 +99,36 @@ pub trait Vector: Copy {
     unsafe fn lookup_bytes(table: &[u8; 16], words: Self::Words) -> Self::Words;
 }
 
-/// Number of pairwise sums (two products of unsigned codes up to
-/// `largest` and signed bytes) that fit in 16 bits together.
-#[cfg(all(feature = "simd", target_arch = "x86_64"))]
-pub fn pairs_in_16_bits(largest: usize) -> usize {
-    i16::MAX as usize / (2 * 127 * largest)
+/// Width of a [`Dot`]'s runs, whose products are summed exactly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunWidth {
+    /// No runs: [`Dot::dot`] is as fast.
+    None,
+    /// Pairwise sums of products in 16 bits.
+    #[cfg(all(feature = "simd", target_arch = "x86_64"))]
+    Bits16,
+    /// Sums in 32 bits of products of signed bytes.
+    #[cfg(all(feature = "simd", target_arch = "aarch64"))]
+    SignedBytes,
+}
+
+impl RunWidth {
+    /// Maximum quads of unsigned codes up to `largest` in a run.
+    pub const fn longest(self, largest: usize) -> usize {
+        match self {
+            Self::None => 0,
+            #[cfg(all(feature = "simd", target_arch = "x86_64"))]
+            Self::Bits16 => i16::MAX as usize / (2 * 127 * largest),
+            #[cfg(all(feature = "simd", target_arch = "aarch64"))]
+            Self::SignedBytes => {
+                if largest < 128 {
+                    usize::MAX
+                } else {
+                    0
+                }
+            }
+        }
+    }
 }
 
 /// Exact dot products of the four bytes of every lane: adds
@@ -115,13 +140,8 @@ pub trait Dot<V: Vector> {
     /// `sums + unsigned · signed` in every lane.
     unsafe fn dot(sums: V::Words, unsigned: V::Words, signed: V::Words) -> V::Words;
 
-    /// Maximum quads of unsigned codes up to `largest` whose
-    /// products [`Dot::begin_run`] and [`Dot::extend_run`] sum
-    /// exactly. 0 if [`Dot::dot`] is as fast.
-    #[inline(always)]
-    fn longest_run(_largest: usize) -> usize {
-        0
-    }
+    /// Runs of [`Dot::begin_run`] and [`Dot::extend_run`].
+    const RUNS: RunWidth = RunWidth::None;
     /// Products of one quad, in lanes of some width.
     #[inline(always)]
     unsafe fn begin_run(unsigned: V::Words, signed: V::Words) -> V::Words {

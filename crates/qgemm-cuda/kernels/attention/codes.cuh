@@ -8,6 +8,7 @@
 #include "atoms/mma.cuh"
 #include "attention/numbers.cuh"
 #include "attention/problem.cuh"
+#include "dequant/halves.cuh"
 
 constexpr bool IS_CODES = QG_KV >= KV_E4M3, HAS_SCALES = has_scales(QG_KV);
 constexpr u32 KV_BITS = Eight<QG_KV>::BITS;
@@ -25,7 +26,7 @@ QG_DEVICE void multiply_add(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 
 // Pair rounded to the operand type of values.
 QG_DEVICE u32 rounded_pair(float low, float high) {
-    return VALUE_TYPE == DTYPE_BF16 ? f32_to_bf16x2(low, high) : f32_to_f16x2(low, high);
+    return f32_to_halves<VALUE_TYPE>(low, high);
 }
 
 // f16 pair in the type of Q. The numbers are exact in it.

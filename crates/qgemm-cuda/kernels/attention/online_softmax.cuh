@@ -3,10 +3,11 @@
 #pragma once
 #include "atoms/max.cuh"
 #include "attention/problem.cuh"
+#include "dequant/halves.cuh"
 
 // Rounds two numbers to the operand type.
 QG_DEVICE u32 rounded_pair(float low, float high) {
-    return QG_KV == DTYPE_BF16 ? f32_to_bf16x2(low, high) : f32_to_f16x2(low, high);
+    return f32_to_halves<QG_KV>(low, high);
 }
 
 // Masks the scores of keys that a query does not attend to.

@@ -25,9 +25,7 @@ struct LaneTokens {
 
 // Whether outputs are only scaled by alpha.
 QG_DEVICE bool are_products(const GemmParams& p) {
-    constexpr u32 ALIGNMENTS = QG_FLAG_X_ALIGNED16 | QG_FLAG_D_ALIGNED16 | QG_FLAG_BIAS_ALIGNED16 | QG_FLAG_C_ALIGNED16 |
-                               QG_FLAG_RESIDUAL_ALIGNED16;
-    return !(p.shape.flags & QG_GEMM_FLAGS & ~ALIGNMENTS) && p.shape.activation == QG_ACTIVATION_IDENTITY;
+    return has_only<0>(p) && p.shape.activation == QG_ACTIVATION_IDENTITY;
 }
 
 // Problem of the rows `own`.

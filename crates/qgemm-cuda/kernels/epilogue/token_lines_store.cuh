@@ -23,7 +23,7 @@ constexpr u32 PRODUCT_OPERANDS = QG_W_BLOCK_SCALES ? 0 : QG_FLAG_ROW_SCALE;
 
 // Whether outputs are only scaled, in 16 bits.
 QG_DEVICE bool is_product(const GemmParams& p) {
-    return p.shape.activation == QG_ACTIVATION_IDENTITY && has_only<PRODUCT_OPERANDS>(p);
+    return p.shape.activation == QG_ACTIVATION_IDENTITY && are_halves_with<PRODUCT_OPERANDS>(p);
 }
 
 // Stores FEATURES features of `tokens` tokens; `d` is the first.
@@ -39,6 +39,7 @@ QG_DEVICE void store_lines(const float* acc, u8* d, u64 row_bytes, u32 tokens, T
     // Row and chunk whose address the lane gives to `stmatrix`,
     // and the row and chunk that it stores.
     const u32 row = token_of(lane % 8) + lane / 8 % 2 * 8, own = lane / Staging::ROW_CHUNKS, index = lane % Staging::ROW_CHUNKS;
+    constexpr u32 HALF = F16 ? DTYPE_F16 : DTYPE_BF16;
     d += own * row_bytes + index * 16;
 #pragma unroll
     for (u32 first = 0; first < FEATURES; first += LINES * OF_LINE) {
@@ -56,7 +57,7 @@ QG_DEVICE void store_lines(const float* acc, u8* d, u64 row_bytes, u32 tokens, T
                 for (u32 half = 0; half < 2; half++) {
                     const float* pair = &acc[first / 2 + (j + eight) * 4 + half * 2];
                     const float low = pair[exchanged], high = pair[!exchanged];
-                    pairs[eight * 2 + half] = SCALED ? pack_pair<F16>(of[0] * low, of[1] * high) : pack_pair<F16>(low, high);
+                    pairs[eight * 2 + half] = SCALED ? f32_to_halves<HALF>(of[0] * low, of[1] * high) : f32_to_halves<HALF>(low, high);
                 }
             }
             stmatrix_x4(pairs, Staging::chunk(staging, j * 8 / OF_LINE, row, j % (OF_LINE / 8) + lane / 16));

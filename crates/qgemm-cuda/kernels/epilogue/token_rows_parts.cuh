@@ -10,7 +10,7 @@ template <bool EXCHANGED>
 QG_DEVICE void store_half_round(float* acc, const GemmParams& p, u32 first_token, u32 first_row, u32 token, bool is_whole, WarpStaging& staging,
                                 u32 lane) {
     constexpr u32 HALF = ROUND_FEATURES / 2;
-    const bool activates = is_whole && (p.shape.flags & QG_FLAG_GATED) && has_only<GATED_OPERANDS>(p);
+    const bool activates = is_whole && (p.shape.flags & QG_FLAG_GATED) && are_halves_with<GATED_OPERANDS>(p);
     if (activates) activate_gated_round<EXCHANGED>(acc, p, first_row, lane);
     WarpStaging::put<EXCHANGED>(staging, acc, token, lane);
     if (!activates) {

@@ -51,18 +51,14 @@ struct WarpStaging {
 
 // Whether outputs have only the operands OPERANDS, in f16 or
 // bf16, with aligned rows of D.
-// A whitelist, as in epilogue/plain.cuh.
 template <u32 OPERANDS>
-QG_DEVICE bool has_only(const GemmParams& p) {
-    constexpr u32 ALLOWED = OPERANDS | QG_FLAG_X_ALIGNED16 | QG_FLAG_D_ALIGNED16 | QG_FLAG_BIAS_ALIGNED16 |
-                            QG_FLAG_C_ALIGNED16 | QG_FLAG_RESIDUAL_ALIGNED16;
-    const bool direct = (p.shape.flags & QG_FLAG_D_ALIGNED16) && p.shape.d_dtype != DTYPE_F32;
-    return !(p.shape.flags & QG_GEMM_FLAGS & ~ALLOWED) && direct;
+QG_DEVICE bool are_halves_with(const GemmParams& p) {
+    return has_only<OPERANDS>(p) && (p.shape.flags & QG_FLAG_D_ALIGNED16) && p.shape.d_dtype != DTYPE_F32;
 }
 
 // The accumulator times alpha and a row scale.
 QG_DEVICE bool is_plain(const GemmParams& p) {
-    return p.shape.activation == QG_ACTIVATION_IDENTITY && has_only<QG_FLAG_ROW_SCALE>(p);
+    return p.shape.activation == QG_ACTIVATION_IDENTITY && are_halves_with<QG_FLAG_ROW_SCALE>(p);
 }
 
 // Operands of the fast gated path.
@@ -154,10 +150,8 @@ QG_DEVICE void store_listed_rows(float* acc, const GemmParams& p, u32 first_toke
 // Whether outputs are scaled only, of any type, with
 // aligned rows of D.
 QG_DEVICE bool is_listed_plain(const GemmParams& p) {
-    constexpr u32 ALLOWED = LISTED_OPERANDS | QG_FLAG_X_ALIGNED16 | QG_FLAG_D_ALIGNED16 | QG_FLAG_BIAS_ALIGNED16 |
-                            QG_FLAG_C_ALIGNED16 | QG_FLAG_RESIDUAL_ALIGNED16;
     return p.groups.list != 0 && p.shape.activation == QG_ACTIVATION_IDENTITY && (p.shape.flags & QG_FLAG_D_ALIGNED16) &&
-           !(p.shape.flags & QG_GEMM_FLAGS & ~ALLOWED);
+           has_only<LISTED_OPERANDS>(p);
 }
 #endif
 
@@ -200,7 +194,7 @@ QG_DEVICE void store_token_rows(float* acc, const GemmParams& p, u32 first_token
     // The largest tile of a cluster would spill here if X
     // has per-row scales.
     constexpr bool HAS_REGISTERS = FEATURES < 256 || QG_CLUSTER == 1 || QG_X_BLOCK_SCALES;
-    if (HAS_REGISTERS && is_whole && (p.shape.flags & QG_FLAG_GATED) && has_only<GATED_OPERANDS>(p)) {
+    if (HAS_REGISTERS && is_whole && (p.shape.flags & QG_FLAG_GATED) && are_halves_with<GATED_OPERANDS>(p)) {
 #pragma unroll 1
         for (u32 round = 0; round < ROUNDS; round++) {
             const u32 row = first_row + round * ROUND_FEATURES;

@@ -5,6 +5,7 @@
 #pragma once
 #include "atoms/sync.cuh"
 #include "atoms/warp.cuh"
+#include "dequant/halves.cuh"
 #include "epilogue/plain.cuh"
 #include "epilogue/store.cuh"
 #include "mainloop/warp_tile.cuh"
@@ -92,8 +93,7 @@ QG_DEVICE void store_plain(const WarpStaging& staging, const GemmParams& p, u32 
         u32 words[RUN / 2];
 #pragma unroll
         for (u32 j = 0; j < RUN / 2; j++)
-            words[j] =
-                QG_X_DTYPE == DTYPE_F16 ? f32_to_f16x2(v[2 * j], v[2 * j + 1]) : f32_to_bf16x2(v[2 * j], v[2 * j + 1]);
+            words[j] = f32_to_halves<QG_X_DTYPE>(v[2 * j], v[2 * j + 1]);
         u32 own;
         if (find_row(p, token, own))
             st_global_v4(reinterpret_cast<u8*>(p.at.d) + (own * p.at.d_row + first_row + run * RUN) * 2,

@@ -13,6 +13,7 @@
 #include "atoms/opaque_register.cuh"
 #include "atoms/reciprocal.cuh"
 #include "atoms/stmatrix.cuh"
+#include "dequant/halves.cuh"
 #include "epilogue/warp_store.cuh"
 #include "sched/output_rows.cuh"
 
@@ -68,10 +69,6 @@ QG_DEVICE float activate_gate(const GemmParams& p, float v) {
     return v * rcp_approx(1.0f + ex2_approx(-1.44269504f * x));
 }
 
-QG_DEVICE u32 pack_outputs(float low, float high) {
-    return QG_X_DTYPE == DTYPE_F16 ? f32_to_f16x2(low, high) : f32_to_bf16x2(low, high);
-}
-
 // Output kinds that finish in registers.
 // TOKEN_SCALE uses 1 if no token scale is given.
 enum class Finish { PLAIN, RESIDUAL, TOKEN_SCALE, GATED };
@@ -111,7 +108,7 @@ struct OutputStaging {
                     for (u32 i = 0; i < 2; i++)
                         d[i] = activate_gate(p, RowOperands::output(o, rt, 0, accumulator(of, first + tt, i))) *
                                of_up(p, RowOperands::output(o, rt, 1, accumulator(of, first + tt, 2 + i)));
-                    pairs[tt] = pack_outputs(d[0], d[1]);
+                    pairs[tt] = f32_to_halves<QG_X_DTYPE>(d[0], d[1]);
                 }
                 stmatrix_x4_trans(pairs, chunk(staging, lane, rt));
             } else {
@@ -136,7 +133,7 @@ struct OutputStaging {
                             d[i] = RowOperands::output(o, rt, m % 2, scale[m / 2][i] * accumulator(of, first + tt + m / 2, m % 2 * 2 + i));
                             if constexpr (FINISH == Finish::RESIDUAL) d[i] += half_to_f32(QG_X_DTYPE, pairs[m] >> i * 16 & 0xffffu);
                         }
-                        pairs[m] = pack_outputs(d[0], d[1]);
+                        pairs[m] = f32_to_halves<QG_X_DTYPE>(d[0], d[1]);
                     }
                     stmatrix_x4_trans(pairs, rows);
                 }
@@ -244,12 +241,9 @@ QG_DEVICE void store_f32(Accumulators& acc, const GemmParams& p, const Rows& row
 template <u32 NEEDED, bool F32 = false>
 QG_DEVICE bool needs_only(const GemmParams& p) {
     constexpr u32 OPERANDS = QG_FLAG_ROW_SCALE | QG_FLAG_K_ORDER | QG_FLAG_BIAS;
-    constexpr u32 ALIGNMENTS = QG_FLAG_X_ALIGNED16 | QG_FLAG_D_ALIGNED16 | QG_FLAG_BIAS_ALIGNED16 | QG_FLAG_C_ALIGNED16 |
-                               QG_FLAG_RESIDUAL_ALIGNED16;
     constexpr u32 SET = NEEDED | (F32 ? 0 : QG_FLAG_D_ALIGNED16), D_DTYPE = F32 ? DTYPE_F32 : QG_X_DTYPE;
     constexpr u32 OPTIONAL = !F32 && NEEDED == 0 && PLAIN_FINISH == Finish::TOKEN_SCALE ? QG_FLAG_TOKEN_SCALE : 0;
-    const u32 flags = p.shape.flags & QG_GEMM_FLAGS;
-    return (flags & SET) == SET && !(flags & ~(OPERANDS | ALIGNMENTS | OPTIONAL | NEEDED)) && p.shape.d_dtype == D_DTYPE;
+    return (p.shape.flags & SET) == SET && has_only<OPERANDS | OPTIONAL | NEEDED>(p) && p.shape.d_dtype == D_DTYPE;
 }
 
 QG_DEVICE bool is_linear(const GemmParams& p) {

@@ -4,8 +4,8 @@
 // eight lanes store a line together.
 #pragma once
 #include "atoms/memory.cuh"
-#include "atoms/numeric.cuh"
 #include "atoms/warp.cuh"
+#include "dequant/halves.cuh"
 
 constexpr u32 LINE_ROWS = 16, LINE_BYTES = 128;
 
@@ -37,12 +37,6 @@ struct LineStaging {
     }
 };
 
-// Packs two 16-bit values.
-template <bool F16>
-QG_DEVICE u32 pack_pair(float low, float high) {
-    return F16 ? f32_to_f16x2(low, high) : f32_to_bf16x2(low, high);
-}
-
 // Stores COLUMNS columns in 16 bits.
 // Per eight columns a lane has two accumulators of row `row`
 // and two of the row eight further.
@@ -65,7 +59,7 @@ QG_DEVICE void store_whole_rows_16(const float* acc, LineStaging& staging, u8* d
             for (u32 half = 0; half < 2; half++) {
                 const float* pair = &acc[first / 2 + j * 4 + half * 2];
                 st_shared(LineStaging::chunk<CHUNKS>(staging, row + half * 8, j) + lane % 4,
-                          pack_pair<F16>(of[0] * pair[exchanged], of[1] * pair[!exchanged]));
+                          f32_to_halves<F16 ? DTYPE_F16 : DTYPE_BF16>(of[0] * pair[exchanged], of[1] * pair[!exchanged]));
             }
         }
         warp_barrier();

@@ -10,6 +10,7 @@
 #include "atoms/sync.cuh"
 #include "atoms/warp.cuh"
 #include "generated/abi.cuh"
+#include "sched/lane_sums.cuh"
 
 // Kernel parameter of routing kernels.
 struct RoutingParams {
@@ -140,17 +141,6 @@ QG_DEVICE void scatter_slots(const RoutingParams& p, u64 ids, const SlotRange& r
     }
 }
 
-// Inclusive prefix sum over lanes.
-QG_DEVICE u32 inclusive_sum(u32 value) {
-    const u32 lane = thread_index() % 32;
-#pragma unroll
-    for (u32 distance = 1; distance < 32; distance *= 2) {
-        const u32 other = shfl_idx_u32(value, lane - distance);
-        if (lane >= distance) value += other;
-    }
-    return value;
-}
-
 // Exclusive prefix sum of the counts;
 // the total follows the last entry.
 QG_DEVICE void counts_to_offsets(const ListStorage& storage, u32 experts) {
@@ -159,14 +149,14 @@ QG_DEVICE void counts_to_offsets(const ListStorage& storage, u32 experts) {
     for (u32 row = warp; row < rows; row += warps) {
         const u32 e = row * 32 + lane;
         const u32 count = e < experts ? ld_shared(&storage.offsets[e]) : 0;
-        const u32 sum = inclusive_sum(count);
+        const u32 sum = sum_up_to_lane(count);
         if (e < experts) st_shared(&storage.offsets[e], sum - count);
         if (lane == 31) st_shared(&storage.sums[row], sum);
     }
     cta_barrier();
     if (warp == 0) {
         const u32 count = lane < rows ? ld_shared(&storage.sums[lane]) : 0;
-        const u32 sum = inclusive_sum(count);
+        const u32 sum = sum_up_to_lane(count);
         if (lane < rows) st_shared(&storage.sums[lane], sum - count);
         if (lane == 31) st_shared(&storage.offsets[experts], sum);
     }

@@ -7,6 +7,7 @@
 #include "atoms/sync.cuh"
 #include "atoms/warp.cuh"
 #include "mainloop/indexer_keys.cuh"
+#include "sched/lane_sums.cuh"
 
 constexpr u32 WARPS = QG_THREADS / 32;
 // Radix-select histogram: 11 or 10 bits a pass.
@@ -101,21 +102,11 @@ QG_DEVICE void count(u32* bins, bool counts, u32 bin) {
 // receives the total. Call after a barrier.
 QG_DEVICE u32 sum_before(SharedStorage& shared, u32 own, u32& all) {
     const u32 lane = thread_index() % 32, warp = thread_index() / 32;
-    u32 upto = own;
-#pragma unroll
-    for (u32 step = 1; step < 32; step *= 2) {
-        const u32 before = shfl_idx_u32(upto, lane - step);
-        if (lane >= step) upto += before;
-    }
+    u32 upto = sum_up_to_lane(own);
     if (lane == 31) st_shared(&shared.of_warps[warp], upto);
     cta_barrier();
     // Each warp scans the warp sums, one per lane.
-    u32 upto_warp = lane < WARPS ? ld_shared(&shared.of_warps[lane]) : 0;
-#pragma unroll
-    for (u32 step = 1; step < WARPS; step *= 2) {
-        const u32 before = shfl_idx_u32(upto_warp, lane - step);
-        if (lane >= step) upto_warp += before;
-    }
+    const u32 upto_warp = sum_up_to_lane<WARPS>(lane < WARPS ? ld_shared(&shared.of_warps[lane]) : 0u);
     all = shfl_idx_u32(upto_warp, WARPS - 1);
     const u32 before = shfl_idx_u32(upto_warp, warp - 1);
     if (warp > 0) upto += before;

@@ -4,6 +4,7 @@
 #include "mainloop/norm.cuh"
 #if QG_VARIANT >= 80
 #include "atoms/cp_async.cuh"
+#include "dequant/halves.cuh"
 #endif
 
 constexpr u32 VALUE_BYTES = QG_X_DTYPE == DTYPE_F32 ? 4 : 2;
@@ -80,18 +81,9 @@ struct PackedGroup {
             if constexpr (QG_X_DTYPE == DTYPE_F32)
                 group.word[i] = f32_to_bits(value[i]);
             else
-                group.word[i] = pair(value[2 * i % GROUP], value[(2 * i + 1) % GROUP]);
+                group.word[i] = f32_to_halves<QG_X_DTYPE>(value[2 * i % GROUP], value[(2 * i + 1) % GROUP]);
         }
         return group;
-    }
-
-    QG_DEVICE u32 pair(float low, float high) {
-#if QG_VARIANT >= 80
-        return QG_X_DTYPE == DTYPE_F16 ? f32_to_f16x2(low, high) : f32_to_bf16x2(low, high);
-#else
-        return QG_X_DTYPE == DTYPE_F16 ? f32_to_f16(low) | f32_to_f16(high) << 16
-                                       : f32_to_bf16(low) | f32_to_bf16(high) << 16;
-#endif
     }
 };
 

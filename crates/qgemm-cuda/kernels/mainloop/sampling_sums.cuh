@@ -7,6 +7,7 @@
 #include "atoms/warp.cuh"
 #include "mainloop/sampling_params.cuh"
 #include "mainloop/warp_max.cuh"
+#include "sched/lane_sums.cuh"
 
 constexpr u32 WARPS = QG_THREADS / 32;
 // Bins of a histogram over one digit of the orders.
@@ -60,22 +61,6 @@ struct Row {
     }
 };
 
-QG_DEVICE u64 shfl_idx_u64(u64 value, u32 lane) {
-    const u32 low = shfl_idx_u32((u32)value, lane), high = shfl_idx_u32((u32)(value >> 32), lane);
-    return (u64)high << 32 | low;
-}
-
-// Sum over this lane and those before it.
-QG_DEVICE u64 warp_prefix(u64 own) {
-    const u32 lane = thread_index() % 32;
-#pragma unroll
-    for (u32 distance = 1; distance < 32; distance *= 2) {
-        const u64 other = shfl_idx_u64(own, lane - distance);
-        if (lane >= distance) own += other;
-    }
-    return own;
-}
-
 // Sums over the threads before this one, and over all.
 struct Prefix {
     u64 before, total;
@@ -83,13 +68,13 @@ struct Prefix {
 
 QG_DEVICE Prefix cta_prefix(SharedStorage& shared, u64 own) {
     const u32 lane = thread_index() % 32, warp = thread_index() / 32;
-    const u64 through = warp_prefix(own);
+    const u64 through = sum_up_to_lane(own);
     cta_barrier();
     if (lane == 31) st_shared(&shared.of_warps[warp], through);
     cta_barrier();
-    const u64 warps = warp_prefix(lane < WARPS ? ld_shared(&shared.of_warps[lane]) : 0);
-    const u64 before_warp = shfl_idx_u64(warps, warp) - shfl_idx_u64(through, 31);
-    return {before_warp + through - own, shfl_idx_u64(warps, 31)};
+    const u64 warps = sum_up_to_lane(lane < WARPS ? ld_shared(&shared.of_warps[lane]) : (u64)0);
+    const u64 before_warp = of_lane(warps, warp) - of_lane(through, 31);
+    return {before_warp + through - own, of_lane(warps, 31)};
 }
 
 // The most likely token: largest order, lowest id.
@@ -140,7 +125,7 @@ QG_DEVICE u32 find_token(SharedStorage& shared, const Row& row, F&& measure, W&&
              [&](u32 id, u32 order) { own += measure(id, order); });
     const Prefix of_all = cta_prefix(shared, own);
     const u64 target = wanted(of_all.total);
-    const u64 before = shfl_idx_u64(of_all.before, 0), through = shfl_idx_u64(of_all.before + own, 31);
+    const u64 before = of_lane(of_all.before, 0), through = of_lane(of_all.before + own, 31);
     if (lane == 0 && before < target && target <= through) {
         st_shared(&shared.found, warp * share);
         st_shared(&shared.left, target - before);

@@ -1,8 +1,7 @@
 //! A decoder's forward pass in plain loops, on dequantized
 //! weights.
 
-use std::thread;
-
+use ndarray::Array2;
 use qgemm_api::half::f16;
 use qgemm_api::{HostWeight, Model};
 use qgemm_model::{ExpertNumbers, Hyperparameters};
@@ -264,38 +263,11 @@ impl<'a> Reference<'a> {
     }
 }
 
-/// `X·Wᵀ`, rows of W shared among threads.
+/// `X·Wᵀ`.
 fn product(weight: &HostWeight, x: &[Vec<f32>]) -> Rows {
-    let threads = thread::available_parallelism().map_or(1, usize::from);
-    let share = weight.n().div_ceil(threads).max(1);
-    let columns: Rows = thread::scope(|scope| {
-        let part = |begin: usize| {
-            let rows = begin..(begin + share).min(weight.n());
-            scope.spawn(move || {
-                let of_row = |n: usize| {
-                    let row = weight.dequantize_row(n);
-                    x.iter().map(|x| dot(&row, x)).collect::<Vec<f32>>()
-                };
-                rows.map(of_row).collect::<Rows>()
-            })
-        };
-        let parts: Vec<_> = (0..weight.n()).step_by(share).map(part).collect();
-        parts.into_iter().flat_map(|part| part.join().expect("no panic")).collect()
-    });
-    (0..x.len()).map(|token| columns.iter().map(|column| column[token]).collect()).collect()
-}
-
-/// Sixteen sums, so that additions do not wait for one another.
-fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let mut sums = [0f32; 16];
-    let (a, b) = (a.chunks_exact(16), b.chunks_exact(16));
-    let rest: f32 = a.remainder().iter().zip(b.remainder()).map(|(a, b)| a * b).sum();
-    for (a, b) in a.zip(b) {
-        for i in 0..16 {
-            sums[i] += a[i] * b[i];
-        }
-    }
-    sums.iter().sum::<f32>() + rest
+    let w = Array2::from_shape_vec((weight.n(), weight.k()), weight.dequantize().expect("memory")).expect("its shape");
+    let x = Array2::from_shape_vec((x.len(), weight.k()), x.concat()).expect("rows of K");
+    x.dot(&w.t()).rows().into_iter().map(|row| row.to_vec()).collect()
 }
 
 fn add(x: &mut Rows, more: &[Vec<f32>]) {

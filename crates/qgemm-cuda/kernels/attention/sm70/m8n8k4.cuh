@@ -30,7 +30,7 @@ constexpr u32 QK_PITCH = QG_QK * 2 + 16, V_PITCH = QG_V * 2 + 16;
 
 // Rounds two numbers to the operand type.
 QG_DEVICE u32 rounded_pair(float low, float high) {
-    return f32_to_f16(low) | f32_to_f16(high) << 16;
+    return f32_to_halves<DTYPE_F16>(low, high);
 }
 
 // Fragment layout: rows, keys and

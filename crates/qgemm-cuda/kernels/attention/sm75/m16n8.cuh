@@ -4,6 +4,7 @@
 #include "atoms/ldmatrix.cuh"
 #include "atoms/mma.cuh"
 #include "attention/problem.cuh"
+#include "dequant/halves.cuh"
 
 constexpr u32 WARP_ROWS = 16, ROW_TILES = 1, LANE_ROWS = 2;
 constexpr u32 MMA_K = 16, MMA_N = 8;
@@ -30,18 +31,7 @@ QG_DEVICE void multiply_add(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 
 // Rounds two numbers to the operand type.
 QG_DEVICE u32 rounded_pair(float low, float high) {
-    if constexpr (QG_KV == DTYPE_BF16) {
-#if QG_VARIANT >= 80
-        return f32_to_bf16x2(low, high);
-#else
-        return f32_to_bf16(low) | f32_to_bf16(high) << 16;
-#endif
-    }
-#if QG_VARIANT >= 80
-    return f32_to_f16x2(low, high);
-#else
-    return f32_to_f16(low) | f32_to_f16(high) << 16;
-#endif
+    return f32_to_halves<QG_KV>(low, high);
 }
 
 // Fragment layout: rows, keys and

@@ -2,6 +2,7 @@
 #pragma once
 #include "attention/sm80/decode_work.cuh"
 #include "attention/finish.cuh"
+#include "dequant/halves.cuh"
 
 // Rounds N results to the type of D, which is the
 // type of Q, and stores them from `element` on.
@@ -10,7 +11,7 @@ QG_DEVICE void store_some(const KernelParams& p, u64 element, const float (&d)[N
     u8* to = reinterpret_cast<u8*>(p.at.d) + element * 2;
     u32 pairs[N / 2];
 #pragma unroll
-    for (u32 i = 0; i < N / 2; i++) pairs[i] = QG_X == DTYPE_BF16 ? f32_to_bf16x2(d[2 * i], d[2 * i + 1]) : f32_to_f16x2(d[2 * i], d[2 * i + 1]);
+    for (u32 i = 0; i < N / 2; i++) pairs[i] = f32_to_halves<QG_X>(d[2 * i], d[2 * i + 1]);
     if (p.shape.flags & QG_FLAG_D_ALIGNED) {
         if constexpr (N == 8) {
             st_global_v4(to, {pairs[0], pairs[1], pairs[2], pairs[3]});
