@@ -53,6 +53,12 @@ QG_DEVICE void load_four(const float* from, float* to) {
 QG_DEVICE float decayed(float s, float decay) {
     return decay == 0.0f ? 0.0f : s * decay;
 }
+QG_DEVICE void forget(State& s) {
+#pragma unroll
+    for (u32 i = 0; i < ROWS; i++)
+#pragma unroll
+        for (u32 j = 0; j < COLUMNS; j++) s[i][j] = 0.0f;
+}
 
 // One token: writes the outputs of the thread's rows.
 template <bool DELTA, bool FEATURES>
@@ -60,6 +66,7 @@ QG_DEVICE void step(const LinearAttentionParams& p, const Place& place, const Ch
                     State& s, float (&out)[ROWS]) {
     float k[COLUMNS], of_key[ROWS] = {}, of_query[ROWS] = {};
     const float single = FEATURES ? 1.0f : ld_shared(&chunk.decay[token]);
+    if (single == 0.0f) forget(s);
 #pragma unroll
     for (u32 group = 0; group < GROUPS; group++) {
         const u32 at = token * chunk.pitch + Place::column(place, group);
@@ -72,7 +79,7 @@ QG_DEVICE void step(const LinearAttentionParams& p, const Place& place, const Ch
 #pragma unroll
             for (u32 j = 0; j < 4; j++) {
                 float& own = s[i][group * 4 + j];
-                own = decayed(own, FEATURES ? decay[j] : single);
+                own = FEATURES ? decayed(own, decay[j]) : own * single;
                 if constexpr (DELTA) of_key[i] = fma_f32(own, k[group * 4 + j], of_key[i]);
                 of_query[i] = fma_f32(own, q[j], of_query[i]);
             }
@@ -98,6 +105,9 @@ QG_DEVICE void step(const LinearAttentionParams& p, const Place& place, const Ch
 template <bool DELTA, bool FEATURES>
 QG_DEVICE void recur(const LinearAttentionParams& p, const Place& place, const Chunk& chunk, u32 first, u32 count,
                      u32 pending, float skip, State& s) {
+    // Copies of the loop body would be more code than
+    // one token of decode.
+#pragma unroll 1
     for (u32 token = 0; token < count; token++) {
         float out[ROWS];
         step<DELTA, FEATURES>(p, place, chunk, token, skip, s, out);

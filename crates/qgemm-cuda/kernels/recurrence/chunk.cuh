@@ -91,14 +91,17 @@ QG_DEVICE void load_query_and_key(const LinearAttentionParams& p, const Place& p
 // Loads `count` tokens from `first` on.
 QG_DEVICE void load_chunk(const LinearAttentionParams& p, const Place& place, const Chunk& chunk, u32 first,
                           u32 count) {
+#pragma unroll 1
     for (u32 i = thread_index() / 32; i < count; i += QG_THREADS / 32)
         load_query_and_key(p, place, chunk, i, first + i);
+#pragma unroll 1
     for (u32 at = thread_index(); at < count * place.cta_rows; at += QG_THREADS) {
         const u32 i = at / place.cta_rows, row = place.first_row + at % place.cta_rows;
         const u64 value = (first + i) * p.at.v_token + place.head * p.at.v_head + row;
         st_shared(&chunk.v[at], row < p.shape.v_dim ? load_dense(QG_X_DTYPE, p.at.v, value) : 0.0f);
     }
     if (p.shape.flags & QG_FLAG_DECAY_FEATURES) {
+#pragma unroll 1
         for (u32 at = thread_index(); at < count * chunk.pitch; at += QG_THREADS) {
             const u32 i = at / chunk.pitch, column = at % chunk.pitch;
             const u32 index = place.head * p.shape.qk_dim + column;
