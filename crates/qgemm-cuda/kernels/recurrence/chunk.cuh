@@ -2,11 +2,11 @@
 #pragma once
 #include "recurrence/problem.cuh"
 
-// Rows of the state that a thread has part of,
-// and columns of each, in groups of four.
+// Rows of a thread, and columns of each,
+// in groups of four.
 constexpr u32 ROWS = 2, COLUMNS = 16, GROUPS = COLUMNS / 4;
 
-// Position of a CTA's thread in the rows of a state.
+// Position of a thread in a state.
 struct Place {
     // Value head, its key head, and first row of the CTA.
     u32 head, key_head, first_row;
