@@ -67,19 +67,19 @@ unsafe fn of_rows<V: Vector, const R: usize>(
         for column in (0..width).step_by(LANES) {
             let (k, q) = (V::load(k.as_ptr().add(column)), V::load(q.as_ptr().add(column)));
             let decay = if decay.len() == 1 { single } else { V::load(decay.as_ptr().add(column)) };
-            for r in 0..R {
+            for (r, (of_key, of_query)) in of_keys.iter_mut().zip(&mut of_queries).enumerate() {
                 let at = first.add(r * width + column);
                 let state = V::multiply(V::load(at), decay);
                 V::store(at, state);
-                of_keys[r] = V::multiply_add(state, k, of_keys[r]);
-                of_queries[r] = V::multiply_add(state, q, of_queries[r]);
+                *of_key = V::multiply_add(state, k, *of_key);
+                *of_query = V::multiply_add(state, q, *of_query);
             }
         }
         let mut updates = [0.0; R];
-        for r in 0..R {
-            let value = values[row + r];
-            updates[r] = beta * if delta { value - total::<V>(of_keys[r]) } else { value };
-            out[row + r] = total::<V>(of_queries[r]) + updates[r] * qk;
+        let sums = updates.iter_mut().zip(of_keys.into_iter().zip(of_queries));
+        for ((update, (of_key, of_query)), (value, out)) in sums.zip(values[row..].iter().zip(&mut out[row..])) {
+            *update = beta * if delta { *value - total::<V>(of_key) } else { *value };
+            *out = total::<V>(of_query) + *update * qk;
         }
         for column in (0..width).step_by(LANES) {
             let k = V::load(k.as_ptr().add(column));

@@ -152,8 +152,8 @@ operands! {
         Beta: "beta" Read,
         /// Factor of V in D: f32 `[heads]`.
         Skip: "the skip factors" Read,
-        /// States: f32 `[slots, heads, v_dim, qk_dim]`.
-        States: "the states" State,
+        /// States, which live across runs: f32 `[slots, heads, v_dim, qk_dim]`.
+        States: "the states" Accumulate,
         /// Token offsets: u32 `[sequences + 1]`.
         QOffsets: "the offsets of the tokens" Read,
         /// Slot of each sequence: i32.

@@ -48,7 +48,7 @@ impl Inputs {
     }
 }
 
-/// A state with the magnitude of what was added up.
+/// A state, with the magnitude of the last token's summands.
 #[derive(Clone)]
 struct State {
     values: Vec<f64>,
@@ -135,23 +135,21 @@ fn step(case: &LinearAttentionCase, inputs: &Inputs, token: usize, head: usize, 
     let of_value = |i: usize| {
         let of_row = i * qk_dim..(i + 1) * qk_dim;
         let (values, energy) = (&mut state.values[of_row.clone()], &mut state.energy[of_row]);
-        for (j, (value, energy)) in values.iter_mut().zip(&mut *energy).enumerate() {
+        for (j, value) in values.iter_mut().enumerate() {
             // A reset forgets everything.
             let decay = if decays.is_empty() { 1.0 } else { decays[j % decays.len()] };
-            (*value, *energy) = if decay == 0.0 { (0.0, 0.0) } else { (*value * decay, *energy * decay * decay) };
+            *value = if decay == 0.0 { 0.0 } else { *value * decay };
         }
         let predicted: f64 = values.iter().zip(&k).map(|(s, k)| s * k).sum();
-        let of_predicted: f64 = energy.iter().zip(&k).map(|(s, k)| s * k * k).sum();
         let value = f64::from(inputs.v[row * v_dim + i]);
-        let (update, of_update) = match case.delta {
-            true => (beta * (value - predicted), beta * beta * (value * value + of_predicted)),
-            false => (beta * value, beta * beta * value * value),
-        };
+        let update = beta * if case.delta { value - predicted } else { value };
         let (mut sum, mut of_sum) = (0.0, 0.0);
-        for (j, (value, energy)) in values.iter_mut().zip(energy).enumerate() {
-            *value += update * k[j];
-            *energy += of_update * k[j] * k[j];
-            sum += *value * q[j];
+        for (j, (state, energy)) in values.iter_mut().zip(energy).enumerate() {
+            // An update may cancel the old state.
+            let (old, added) = (*state, update * k[j]);
+            *state += added;
+            *energy = old * old + added * added;
+            sum += *state * q[j];
             of_sum += *energy * q[j] * q[j];
         }
         let skip = if case.skip { f64::from(inputs.skips[head]) * value } else { 0.0 };
