@@ -2,8 +2,10 @@
 //! are spread over runs and batches, and any prefix of guesses can be
 //! accepted.
 
+use std::sync::Arc;
+
 use qgemm_api::{
-    Buffer, Context, DType, Decay, Error, HalError, LinearAttention, LinearAttentionArgs, LinearAttentionPlan, Queries,
+    Buffer, Context, DType, Decay, Error, LinearAttention, LinearAttentionArgs, LinearAttentionPlan, Queries,
 };
 
 const HEADS: usize = 2;
@@ -23,16 +25,9 @@ fn numbers(seed: u32, count: usize) -> Vec<f32> {
 }
 
 /// Devices of this machine.
-fn devices(test: &str) -> Vec<Context> {
-    let open = |name: &str| match Context::open(name) {
-        Ok(ctx) => Some(ctx),
-        Err(why @ (Error::Hal(HalError::NoDevice { .. }) | Error::BackendNotBuilt { .. })) => {
-            qgemm_testkit::skipped(&format!("{test} on {name}"), &why.to_string());
-            None
-        }
-        Err(other) => panic!("{name}: {other}"),
-    };
-    ["cpu", "cuda:0", "wgpu:0", "emu:sm80"].into_iter().filter_map(open).collect()
+fn devices(test: &str) -> Vec<Arc<Context>> {
+    let open = |device: &&str| qgemm_testkit::open_or_skip(test, device);
+    ["cpu", "cuda:0", "wgpu:0", "emu:sm80"].iter().filter_map(open).collect()
 }
 
 /// Inputs of a sequence.
