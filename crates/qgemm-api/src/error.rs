@@ -222,6 +222,14 @@ pub enum Error {
         /// Given stride.
         got: u64,
     },
+    /// Slots of recurrent states overlap, or are misaligned.
+    #[error("states: a slot stride of {got} elements: expected a multiple of 4 that is at least {expected}")]
+    SlotStride {
+        /// Elements of a slot.
+        expected: u64,
+        /// Given stride.
+        got: u64,
+    },
     /// The extent of an operand does not fit the address space.
     #[error("{operand}: {rows} rows with a stride of {row_stride} elements overflow the address space")]
     ExtentOverflow {

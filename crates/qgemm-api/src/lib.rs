@@ -69,6 +69,7 @@
 //! | router top-k and expert lists | [`Routing`] | [`Context::plan_routing`] |
 //! | attention | [`Attention`] | [`Context::plan_attention`] |
 //! | merge of partial attention results | [`MergeAttention`] | [`Context::plan_merge_attention`] |
+//! | linear attention (gated delta rule, KDA, Mamba-2) | [`LinearAttention`] | [`Context::plan_linear_attention`] |
 //! | rotary embedding and KV-cache append | [`KvAppend`] | [`Context::plan_kv_append`] |
 //! | sparse-attention indexer | [`Indexer`] | [`Context::plan_indexer`] |
 //! | RMSNorm and LayerNorm | [`Norm`] | [`Context::plan_norm`] |
@@ -127,6 +128,7 @@ mod gemm;
 mod gradient;
 mod indexer;
 mod kv_append;
+mod linear_attention;
 mod matmul;
 mod merge_attention;
 mod model;
@@ -171,6 +173,7 @@ pub use gemm::{Args, Linear, Plan, Problem, XRef};
 pub use gradient::{Gradient, GradientArgs, GradientPlan, GradientWeight};
 pub use indexer::{Indexer, IndexerArgs, IndexerPlan};
 pub use kv_append::{KvAppend, KvAppendArgs, KvAppendPlan, Rotary, RotaryScaling};
+pub use linear_attention::{Decay, LinearAttention, LinearAttentionArgs, LinearAttentionPlan};
 pub use matmul::{Matmul, MatmulArgs, MatmulPlan};
 pub use merge_attention::{MergeAttention, MergeAttentionArgs, MergeAttentionPlan};
 pub use model::{model_files, open_model, open_model_with, open_packed, read_model};
@@ -312,6 +315,7 @@ mod operations {
         Experts: "experts.md"
         GatherRows: "gather_rows.md"
         Indexer: "indexer.md"
+        LinearAttention: "linear_attention.md"
         Matmul: "matmul.md"
         QuantizedX: "quantized-x.md"
         Sampling: "sampling.md"

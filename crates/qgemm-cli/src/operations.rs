@@ -10,6 +10,7 @@ pub mod gemm;
 pub mod gradient;
 pub mod indexer;
 pub mod kv_append;
+pub mod linear_attention;
 pub mod matmul;
 pub mod merge_attention;
 pub mod norm;
@@ -143,6 +144,7 @@ operations! {
     GatherRows: gather_rows,
     Sampling: sampling,
     MergeAttention: merge_attention,
+    LinearAttention: linear_attention,
 }
 
 impl Op {

@@ -269,6 +269,7 @@ mod attention;
 mod gather_rows;
 mod indexer;
 mod kv_append;
+mod linear_attention;
 mod matmul;
 mod merge_attention;
 mod norm;
@@ -281,6 +282,7 @@ pub use attention::*;
 pub use gather_rows::*;
 pub use indexer::*;
 pub use kv_append::*;
+pub use linear_attention::*;
 pub use matmul::*;
 pub use merge_attention::*;
 pub use norm::*;
@@ -499,6 +501,8 @@ pub const STRUCTS: &[AbiStruct] = &[
     AttentionPlainKv::ABI,
     MergeAttentionShape::ABI,
     MergeAttentionPointers::ABI,
+    LinearAttentionShape::ABI,
+    LinearAttentionPointers::ABI,
     NormShape::ABI,
     NormPointers::ABI,
     KvAppendPointers::ABI,

@@ -49,6 +49,9 @@ macro_rules! with_operations {
             merge_attention: CheckedMergeAttention(MergeAttentionOperand, MergeAttentionConfig, MergeAttentionPlan)
                 ["merge_attention" MergeAttention(MergeAttentionSpec)]
                 "Merge of partial attention results by log-sum-exp",
+            linear_attention: CheckedLinearAttention(LinearAttentionOperand, LinearAttentionConfig, LinearAttentionPlan)
+                ["linear_attention" LinearAttention(LinearAttentionSpec)]
+                "Linear attention with a recurrent state: gated delta rule, KDA, Mamba-2",
             norm: CheckedNorm(NormOperand, NormConfig, NormLaunch)
                 ["norm" Norm(NormSpec), "norm_quantize" NormQuantize(NormQuantizeSpec)]
                 "RMSNorm and LayerNorm",

@@ -42,7 +42,9 @@ macro_rules! conformance {
             optimizer_rules optimizer_steps
             gather_rows_formats gather_rows_ids gather_rows_layouts
             sampling_rules sampling_sizes sampling_penalties sampling_log_probabilities sampling_faults sampling_layouts
-            merge_attention_sizes merge_attention_types merge_attention_values merge_attention_layouts);
+            merge_attention_sizes merge_attention_types merge_attention_values merge_attention_layouts
+            linear_attention_sizes linear_attention_forms linear_attention_gates linear_attention_sequences linear_attention_layouts
+            linear_attention_long);
     };
     (@tests $device:literal $($group:ident)*) => {
         $(

@@ -19,13 +19,13 @@ use crate::weight_code::WeightCode;
 use texts::{
     ABI, ACTIVATION, ATTENTION, ATTENTION_CODES, ATTENTION_COMBINE, ATTENTION_EXTRA, ATTENTION_EXTRA_IN_PLACE,
     ATTENTION_PLAIN, ATTENTION_ROW_END, CODEBOOK, CONVERT, CONVERT_PARAMS, DEQUANTIZE, E4M3, E5M2, EPILOGUE,
-    EXPERTS_CHECK, EXPERTS_COMBINE, EXPERTS_GATHER, EXPERTS_PARAMS, GEMM_SUM, HALF_OF, HALVES, INDEXER_CHOOSE,
-    INDEXER_PARAMS, INDEXER_SCORE, INTEGER, INTEGER_BYTES, KV_APPEND, KV_APPEND_BLOCKS, KV_APPEND_BYTES,
-    KV_APPEND_CODES, KV_APPEND_ELEMENTS, KV_APPEND_FACTOR, KV_APPEND_HADAMARD, KV_APPEND_PLAIN, KV_CODES, MODES, NORM,
-    NORM_D, NORM_D_PARAMS, NORM_PARAMS, NORM_PLANES, NORM_PLANES_PARAMS, NORM_WRITTEN, NUMBERS, OPERANDS, OPTIMIZER,
-    PACKED, PARAMS, PART_OF_K, PLAIN, QUANTIZE_CODES, ROUTING_COUNT, ROUTING_LISTS, ROUTING_PARAMS, ROUTING_SCAN,
-    ROUTING_SCATTER, ROUTING_TOP_K, ROWS_BESIDE, ROWS_OF_TILES, SCALE, SCALE_AND_MIN, STORE, STORE_VECTORS,
-    STORE_WORDS, TWO_FACTORS, WHOLE_K, X,
+    EXPERTS_CHECK, EXPERTS_COMBINE, EXPERTS_GATHER, EXPERTS_PARAMS, EXPONENTIAL, GEMM_SUM, HALF_OF, HALVES,
+    INDEXER_CHOOSE, INDEXER_PARAMS, INDEXER_SCORE, INTEGER, INTEGER_BYTES, KV_APPEND, KV_APPEND_BLOCKS,
+    KV_APPEND_BYTES, KV_APPEND_CODES, KV_APPEND_ELEMENTS, KV_APPEND_FACTOR, KV_APPEND_HADAMARD, KV_APPEND_PLAIN,
+    KV_CODES, MODES, NORM, NORM_D, NORM_D_PARAMS, NORM_PARAMS, NORM_PLANES, NORM_PLANES_PARAMS, NORM_WRITTEN, NUMBERS,
+    OPERANDS, OPTIMIZER, PACKED, PARAMS, PART_OF_K, PLAIN, QUANTIZE_CODES, ROUTING_COUNT, ROUTING_LISTS,
+    ROUTING_PARAMS, ROUTING_SCAN, ROUTING_SCATTER, ROUTING_TOP_K, ROWS_BESIDE, ROWS_OF_TILES, SCALE, SCALE_AND_MIN,
+    STORE, STORE_VECTORS, STORE_WORDS, TWO_FACTORS, WHOLE_K, X,
 };
 pub(crate) use texts::{
     ATTENTION_TEXTS, CONVERT_TEXTS, DEQUANTIZE_TEXTS, ENTRY, EXPERTS_ENTRY, EXPERTS_TEXTS, INDEXER_TEXTS,
@@ -218,7 +218,7 @@ pub(crate) fn compose_routing(step: RoutingStep, threads: u32) -> Shader {
     let prelude = prelude(&[("THREADS", threads), ("FLAG_SHARED", FLAG_SHARED)]);
     let mut parts = vec![prelude.as_str(), ABI, ROUTING_PARAMS, NUMBERS];
     match step {
-        RoutingStep::TopK => parts.push(ROUTING_TOP_K),
+        RoutingStep::TopK => parts.extend([EXPONENTIAL, ROUTING_TOP_K]),
         RoutingStep::Count => parts.extend([ROUTING_LISTS, ROUTING_COUNT]),
         RoutingStep::Scan => parts.extend([ROUTING_LISTS, ROUTING_SCAN]),
         RoutingStep::Scatter | RoutingStep::Lists => parts.extend([ROUTING_LISTS, ROUTING_SCATTER]),
@@ -298,7 +298,12 @@ pub(crate) fn compose_indexer(
     compose_chosen(words, choices, &[INDEXER_PARAMS, main])
 }
 
-fn compose_chosen(words: &[(&'static str, u32)], choices: &[(&'static str, bool)], texts: &[&str]) -> Shader {
+/// A shader of these constants and texts.
+pub(crate) fn compose_chosen(
+    words: &[(&'static str, u32)],
+    choices: &[(&'static str, bool)],
+    texts: &[&str],
+) -> Shader {
     let words = words.iter().map(|(name, value)| format!("const {name}: u32 = {value}u;"));
     let choices = choices.iter().map(|(name, is_made)| format!("const {name}: bool = {is_made};"));
     let prelude = words.chain(choices).collect::<Vec<_>>().join("\n");
@@ -449,6 +454,10 @@ mod tests {
         }
         for shader in crate::families::indexer::all_shaders() {
             validate(&shader.source, "an indexer");
+        }
+        for shader in crate::families::linear_attention::all_shaders() {
+            validate(&shader.source, "linear attention");
+            validate(&shader.writable().source, "linear attention within a buffer");
         }
         for shader in crate::families::attention::all_shaders() {
             validate(&shader.source, "an attention");

@@ -1,8 +1,9 @@
 //! Attention, KV caches and indexers.
 
 use qgemm_api::{
-    Attention, AttentionArgs, BufferMut, BufferRef, Context, DType, Error, Indexer, IndexerArgs, Keys, KvAppend,
-    KvAppendArgs, KvFormat, KvStrides, MaskBits, MergeAttention, MergeAttentionArgs, Queries,
+    Attention, AttentionArgs, BufferMut, BufferRef, Context, DType, Decay, Error, Indexer, IndexerArgs, Keys, KvAppend,
+    KvAppendArgs, KvFormat, KvStrides, LinearAttention, LinearAttentionArgs, MaskBits, MergeAttention,
+    MergeAttentionArgs, Queries,
 };
 
 use crate::{ALIGNMENTS, COUNTS, Refused, Room, Try, bad_alignment, beyond_31_bits, try_counts};
@@ -312,4 +313,60 @@ fn merges() {
     for (name, attempt) in alignments {
         try_counts(name, &ALIGNMENTS, bad_alignment, attempt);
     }
+}
+
+#[test]
+fn linear_attention() {
+    fn attended(room: &mut Room, attention: &LinearAttention) -> Result<(), Error> {
+        let plan = room.ctx.plan_linear_attention(attention)?;
+        let [states, d, ..] = &mut room.written[..] else { unreachable!() };
+        let read: BufferRef<'_> = (&room.read).into();
+        let mut args = LinearAttentionArgs::new(read, read, read, states, d).workspace(&mut room.workspace);
+        let op = plan.op();
+        let used = |is_used: bool| is_used.then_some(read);
+        (args.decay, args.beta) = (used(op.decay.is_some()), used(op.beta.is_some()));
+        (args.slots, args.advance, args.pending) = (used(op.slot_indices), used(op.advance), used(op.pending));
+        plan.run(&room.ctx.default_stream(), args)
+    }
+    fn of(sequences: usize, each: usize, heads: usize, dim: usize) -> LinearAttention {
+        LinearAttention::new(DType::F32, heads, dim, Queries::each(sequences, each), 0)
+    }
+    let far: Refused = |n| n >= 1 << 60;
+    let cases: [(&str, Refused, Try); 10] = [
+        ("LinearAttention.sequences", beyond_31_bits, |room, n| attended(room, &of(n, 1, 1, 16))),
+        ("LinearAttention.tokens", beyond_31_bits, |room, n| attended(room, &of(1, n, 1, 16))),
+        ("LinearAttention.heads", |n| !(1..=1 << 16).contains(&n), |room, n| attended(room, &of(1, 2, n, 16))),
+        ("LinearAttention.key_heads", |n| !matches!(n, 1 | 2), |room, n| attended(room, &of(1, 2, 2, 16).key_heads(n))),
+        (
+            "LinearAttention.slots",
+            |n| beyond_31_bits(n) || n == 1,
+            |room, n| attended(room, &LinearAttention::new(DType::F32, 1, 16, Queries::each(2, 1), n)),
+        ),
+        (
+            "LinearAttention.slot_stride",
+            |n| n < 256 || n % 4 != 0 || n >= 1 << 60,
+            |room, n| {
+                let attention = LinearAttention::new(DType::F32, 1, 16, Queries::each(2, 1), 2);
+                attended(room, &attention.slot_indices().slot_stride(n as u64))
+            },
+        ),
+        ("LinearAttention.q_strides", far, |room, n| attended(room, &of(1, 2, 2, 16).q_strides(n as u64, n as u64))),
+        ("LinearAttention.v_strides", far, |room, n| attended(room, &of(1, 2, 2, 16).v_strides(n as u64, n as u64))),
+        ("LinearAttention.decay_stride", far, |room, n| {
+            attended(room, &of(1, 2, 2, 16).decay(Decay::per_feature()).decay_stride(n as u64))
+        }),
+        ("LinearAttention.beta_stride", far, |room, n| {
+            attended(room, &of(1, 2, 2, 16).beta().beta_stride(n as u64).advance().pending())
+        }),
+    ];
+    for (name, refused, attempt) in cases {
+        try_counts(name, &COUNTS, refused, attempt);
+    }
+    let dims = [0, 8, 16, 24, 64, 240, 256, 272];
+    let refused: Refused = |n| n == 0 || n > 256 || !n.is_multiple_of(16);
+    try_counts("LinearAttention.dim", &dims, refused, |room, n| attended(room, &of(1, 1, 1, n)));
+    try_counts("LinearAttention.v_dim", &dims, refused, |room, n| attended(room, &of(1, 1, 1, 16).v_dim(n)));
+    try_counts("LinearAttention.alignment", &ALIGNMENTS, bad_alignment, |room, n| {
+        attended(room, &of(1, 2, 2, 16).alignment(n))
+    });
 }

@@ -9,6 +9,7 @@ pub mod gather_rows;
 pub mod gemm;
 pub mod indexer;
 pub mod kv_append;
+pub mod linear_attention;
 pub mod matmul;
 pub mod merge_attention;
 pub mod norm;

@@ -13,7 +13,7 @@ use super::portable;
 use super::vector::LANES;
 use super::{
     BLOCK_ROWS, Epilogue, Extent, KTile, KvRow, MultiplyCodes, Normalization, OfRows, OfToken, Operands, Panel,
-    Quantization, Scales, Simd, TILE_KEYS, readable, scaled_sub_blocks,
+    Quantization, Recurrence, Scales, Simd, TILE_KEYS, readable, scaled_sub_blocks,
 };
 #[cfg(all(feature = "simd", target_arch = "x86_64"))]
 use super::{avx2, avx512};
@@ -220,6 +220,17 @@ impl Simd {
         assert_eq!(other.len(), values.len(), "every value has a counterpart");
         // SAFETY: as in `decode`.
         unsafe { (self.add)(other, values) }
+    }
+
+    /// One token of linear attention for rows of a state, one for each
+    /// value: see [`recur`](super::recurrence::recur).
+    pub fn recur(&self, token: &Recurrence<'_>, values: &[f32], states: &mut [f32], out: &mut [f32]) {
+        let width = token.k.len();
+        assert!(width > 0 && width.is_multiple_of(LANES) && token.q.len() == width, "rows are whole vectors");
+        assert!(token.decay.len() == 1 || token.decay.len() == width, "a decay for all features, or for each");
+        assert!(states.len() == values.len() * width && out.len() == values.len(), "every value has a row");
+        // SAFETY: as in `decode`.
+        unsafe { (self.recur)(token, values, states, out) }
     }
 
     /// `sums[token][row] += Σ w[tile][column][lane] · x[token][column]` for

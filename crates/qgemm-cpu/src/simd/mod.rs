@@ -18,6 +18,7 @@ mod norm;
 mod portable;
 mod prefetch;
 mod quantize;
+mod recurrence;
 mod scales;
 mod vector;
 
@@ -45,6 +46,7 @@ pub use kv_tile::{KvRow, TILE_KEYS, readable};
 pub use norm::Normalization;
 pub use prefetch::Prefetch;
 pub use quantize::Quantization;
+pub use recurrence::Recurrence;
 pub use scales::Scales;
 pub use vector::LANES;
 
@@ -106,6 +108,8 @@ type Moments = unsafe fn(values: &[f32], scale: f32, mean: f32) -> [f32; 2];
 type Normalize = unsafe fn(how: &Normalization, gamma: &[f32], beta: &[f32], values: &mut [f32]);
 /// [`norm::add`] of a level.
 type Add = unsafe fn(other: &[f32], values: &mut [f32]);
+/// [`recurrence::recur`] of a level.
+type Recur = unsafe fn(token: &Recurrence<'_>, values: &[f32], states: &mut [f32], out: &mut [f32]);
 
 /// The kernels of one level.
 #[derive(Debug)]
@@ -129,6 +133,7 @@ pub struct Simd {
     moments: Moments,
     normalize: Normalize,
     add: Add,
+    recur: Recur,
     /// For one token, for two, ….
     multiply: &'static [Multiply],
     /// For every shape of packed codes.

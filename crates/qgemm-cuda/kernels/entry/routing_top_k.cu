@@ -92,20 +92,8 @@ QG_DEVICE void keep_best_groups(const RoutingParams& p, u32 (&key)[PER_LANE], u3
 }
 
 // sqrt(ln(1 + exp(x))).
-// ln(1 + e) is 2 · atanh(s) with s = e / (2 + e) ≤ 1/3.
-// Below -16 it is e up to rounding.
 QG_DEVICE float sqrt_softplus(float x) {
-    if (x < -16.0f) return exp_nonpositive(0.5f * x);
-    const float e = exp_nonpositive(x < 0.0f ? x : -x), s = e / (2.0f + e), square = s * s;
-    float q = 0.0666666667f;
-    q = q * square + 0.0769230769f;
-    q = q * square + 0.0909090909f;
-    q = q * square + 0.111111111f;
-    q = q * square + 0.142857143f;
-    q = q * square + 0.2f;
-    q = q * square + 0.333333333f;
-    q = q * square + 1.0f;
-    return sqrt_f32((x < 0.0f ? 0.0f : x) + 2.0f * s * q);
+    return x < -16.0f ? exp_nonpositive(0.5f * x) : sqrt_f32(softplus(x));
 }
 
 // Scores from logits; 0 for NaN logits.

@@ -26,6 +26,23 @@ QG_DEVICE float exp_nonpositive(float x) {
     return x > -87.0f ? fraction * power : 0.0f;
 }
 
+// ln(1 + exp(x)).
+// ln(1 + e) is 2 · atanh(s) with s = e / (2 + e) ≤ 1/3.
+// Below -16 it is e up to rounding.
+QG_DEVICE float softplus(float x) {
+    if (x < -16.0f) return exp_nonpositive(x);
+    const float e = exp_nonpositive(x < 0.0f ? x : -x), s = e / (2.0f + e), square = s * s;
+    float q = 0.0666666667f;
+    q = q * square + 0.0769230769f;
+    q = q * square + 0.0909090909f;
+    q = q * square + 0.111111111f;
+    q = q * square + 0.142857143f;
+    q = q * square + 0.2f;
+    q = q * square + 0.333333333f;
+    q = q * square + 1.0f;
+    return (x < 0.0f ? 0.0f : x) + 2.0f * s * q;
+}
+
 // Logistic function.
 QG_DEVICE float sigmoid(float x) {
     const float e = exp_nonpositive(x < 0.0f ? x : -x);

@@ -557,6 +557,86 @@ static_assert(QG_OFFSET_OF(MergeAttentionPointers, token_stride) == 40, "layout"
 static_assert(QG_OFFSET_OF(MergeAttentionPointers, head_stride) == 48, "layout");
 static_assert(QG_OFFSET_OF(MergeAttentionPointers, d_token) == 56, "layout");
 static_assert(QG_OFFSET_OF(MergeAttentionPointers, d_head) == 64, "layout");
+struct LinearAttentionShape {
+    u32 tokens;  // Tokens of all sequences.
+    u32 most_tokens;  // Maximum tokens of a sequence.
+    u32 heads;  // Heads of values.
+    u32 group;  // Heads of values that share a key head.
+    u32 qk_dim;  // Features of a key.
+    u32 v_dim;  // Features of a value.
+    u32 slots;  // Slots of states.
+    u32 slices;  // CTAs that share the values of a head.
+    u32 row_lanes;  // Lanes that share a row of the state: a power of two.
+    u32 chunk;  // Tokens in shared memory at a time.
+    u32 flags;  // `FLAG_` constants: `X_ALIGNED16` (of queries, keys and values), `DELTA`, `DECAY_FEATURES`, `L2_NORM`, `FROM_ZERO`.
+    u32 a_dtype;  // Element type of `a`.
+    float scale;  // Scale of the queries.
+    float epsilon;  // Epsilon of the L2 norm.
+}; static_assert(sizeof(LinearAttentionShape) == 56, "layout");
+static_assert(QG_OFFSET_OF(LinearAttentionShape, most_tokens) == 4, "layout");
+static_assert(QG_OFFSET_OF(LinearAttentionShape, heads) == 8, "layout");
+static_assert(QG_OFFSET_OF(LinearAttentionShape, group) == 12, "layout");
+static_assert(QG_OFFSET_OF(LinearAttentionShape, qk_dim) == 16, "layout");
+static_assert(QG_OFFSET_OF(LinearAttentionShape, v_dim) == 20, "layout");
+static_assert(QG_OFFSET_OF(LinearAttentionShape, slots) == 24, "layout");
+static_assert(QG_OFFSET_OF(LinearAttentionShape, slices) == 28, "layout");
+static_assert(QG_OFFSET_OF(LinearAttentionShape, row_lanes) == 32, "layout");
+static_assert(QG_OFFSET_OF(LinearAttentionShape, chunk) == 36, "layout");
+static_assert(QG_OFFSET_OF(LinearAttentionShape, flags) == 40, "layout");
+static_assert(QG_OFFSET_OF(LinearAttentionShape, a_dtype) == 44, "layout");
+static_assert(QG_OFFSET_OF(LinearAttentionShape, scale) == 48, "layout");
+static_assert(QG_OFFSET_OF(LinearAttentionShape, epsilon) == 52, "layout");
+struct LinearAttentionPointers {
+    u64 q;  // Queries.
+    u64 k;  // Keys.
+    u64 v;  // Values.
+    u64 decay;  // Log-decay or `a`.
+    u64 a_log;  // Logarithm of the decay rate; 0 when the log-decay is given.
+    u64 dt_bias;  // Summand of `a`.
+    u64 beta;  // Beta.
+    u64 skip;  // Factor of V in D.
+    u64 states;  // States.
+    u64 q_offsets;  // Token offsets.
+    u64 slots;  // Slot of each sequence.
+    u64 advance;  // Tokens that enter the stored state.
+    u64 pending;  // First tokens without output.
+    u64 d;  // D.
+    u64 q_token;  // Stride between tokens of the queries.
+    u64 q_head;  // Stride between heads of the queries.
+    u64 k_token;  // Stride between tokens of the keys.
+    u64 k_head;  // Stride between heads of the keys.
+    u64 v_token;  // Stride between tokens of the values.
+    u64 v_head;  // Stride between heads of the values.
+    u64 d_token;  // Stride between tokens of D.
+    u64 d_head;  // Stride between heads of D.
+    u64 decay_token;  // Stride between tokens of the decay.
+    u64 beta_token;  // Stride between tokens of beta.
+    u64 slot_stride;  // Stride between slots.
+}; static_assert(sizeof(LinearAttentionPointers) == 200, "layout");
+static_assert(QG_OFFSET_OF(LinearAttentionPointers, k) == 8, "layout");
+static_assert(QG_OFFSET_OF(LinearAttentionPointers, v) == 16, "layout");
+static_assert(QG_OFFSET_OF(LinearAttentionPointers, decay) == 24, "layout");
+static_assert(QG_OFFSET_OF(LinearAttentionPointers, a_log) == 32, "layout");
+static_assert(QG_OFFSET_OF(LinearAttentionPointers, dt_bias) == 40, "layout");
+static_assert(QG_OFFSET_OF(LinearAttentionPointers, beta) == 48, "layout");
+static_assert(QG_OFFSET_OF(LinearAttentionPointers, skip) == 56, "layout");
+static_assert(QG_OFFSET_OF(LinearAttentionPointers, states) == 64, "layout");
+static_assert(QG_OFFSET_OF(LinearAttentionPointers, q_offsets) == 72, "layout");
+static_assert(QG_OFFSET_OF(LinearAttentionPointers, slots) == 80, "layout");
+static_assert(QG_OFFSET_OF(LinearAttentionPointers, advance) == 88, "layout");
+static_assert(QG_OFFSET_OF(LinearAttentionPointers, pending) == 96, "layout");
+static_assert(QG_OFFSET_OF(LinearAttentionPointers, d) == 104, "layout");
+static_assert(QG_OFFSET_OF(LinearAttentionPointers, q_token) == 112, "layout");
+static_assert(QG_OFFSET_OF(LinearAttentionPointers, q_head) == 120, "layout");
+static_assert(QG_OFFSET_OF(LinearAttentionPointers, k_token) == 128, "layout");
+static_assert(QG_OFFSET_OF(LinearAttentionPointers, k_head) == 136, "layout");
+static_assert(QG_OFFSET_OF(LinearAttentionPointers, v_token) == 144, "layout");
+static_assert(QG_OFFSET_OF(LinearAttentionPointers, v_head) == 152, "layout");
+static_assert(QG_OFFSET_OF(LinearAttentionPointers, d_token) == 160, "layout");
+static_assert(QG_OFFSET_OF(LinearAttentionPointers, d_head) == 168, "layout");
+static_assert(QG_OFFSET_OF(LinearAttentionPointers, decay_token) == 176, "layout");
+static_assert(QG_OFFSET_OF(LinearAttentionPointers, beta_token) == 184, "layout");
+static_assert(QG_OFFSET_OF(LinearAttentionPointers, slot_stride) == 192, "layout");
 struct NormShape {
     u32 rows;  // Rows of X and D.
     u32 columns;  // Columns of X.
@@ -897,6 +977,10 @@ constexpr u32 QG_FLAG_Q_ALIGNED = 33554432;
 constexpr u32 QG_FLAG_KV_ALIGNED = 67108864;
 constexpr u32 QG_FLAG_D_ALIGNED = 134217728;
 constexpr u32 QG_FLAG_GATE_ALIGNED = 268435456;
+constexpr u32 QG_FLAG_DELTA = 524288;
+constexpr u32 QG_FLAG_DECAY_FEATURES = 1048576;
+constexpr u32 QG_FLAG_L2_NORM = 2097152;
+constexpr u32 QG_FLAG_FROM_ZERO = 4194304;
 constexpr u32 QG_FLAG_CENTERED = 524288;
 constexpr u32 QG_FLAG_GAMMA = 1048576;
 constexpr u32 QG_FLAG_BETA = 2097152;

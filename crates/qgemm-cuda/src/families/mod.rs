@@ -12,6 +12,7 @@ mod indexer;
 mod kernel_launch;
 mod kv_append;
 mod launch_params;
+mod linear_attention;
 mod matmul;
 mod merge_attention;
 mod norm;

@@ -2,7 +2,9 @@
 //! kernels reuse the same bits.
 
 #[cfg(doc)]
-use super::{AttentionShape, ConvertShape, GemmShape, MatmulShape, NormShape, OptimizerShape, RoutingShape};
+use super::{
+    AttentionShape, ConvertShape, GemmShape, LinearAttentionShape, MatmulShape, NormShape, OptimizerShape, RoutingShape,
+};
 
 /// [`GemmShape::flags`]: W has row scales.
 pub const FLAG_ROW_SCALE: u32 = 1;
@@ -83,6 +85,15 @@ pub const FLAG_D_ALIGNED: u32 = 1 << 27;
 /// [`AttentionShape::flags`]: vector loads of eight features of the gate.
 pub const FLAG_GATE_ALIGNED: u32 = 1 << 28;
 
+/// [`LinearAttentionShape::flags`]: there is a delta term.
+pub const FLAG_DELTA: u32 = 1 << 19;
+/// [`LinearAttentionShape::flags`]: there is a decay for each key feature.
+pub const FLAG_DECAY_FEATURES: u32 = 1 << 20;
+/// [`LinearAttentionShape::flags`]: queries and keys are L2-normalized.
+pub const FLAG_L2_NORM: u32 = 1 << 21;
+/// [`LinearAttentionShape::flags`]: states begin as zero.
+pub const FLAG_FROM_ZERO: u32 = 1 << 22;
+
 /// [`NormShape::flags`]: the row mean is subtracted (LayerNorm).
 pub const FLAG_CENTERED: u32 = 1 << 19;
 /// [`NormShape::flags`]: gamma is given.
@@ -146,6 +157,10 @@ pub const FLAGS: &[(&str, u32)] = &[
     ("KV_ALIGNED", FLAG_KV_ALIGNED),
     ("D_ALIGNED", FLAG_D_ALIGNED),
     ("GATE_ALIGNED", FLAG_GATE_ALIGNED),
+    ("DELTA", FLAG_DELTA),
+    ("DECAY_FEATURES", FLAG_DECAY_FEATURES),
+    ("L2_NORM", FLAG_L2_NORM),
+    ("FROM_ZERO", FLAG_FROM_ZERO),
     ("CENTERED", FLAG_CENTERED),
     ("GAMMA", FLAG_GAMMA),
     ("BETA", FLAG_BETA),

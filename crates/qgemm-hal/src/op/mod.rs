@@ -16,6 +16,7 @@ pub mod gather_rows;
 pub mod gemm;
 pub mod indexer;
 pub mod kv_append;
+pub mod linear_attention;
 pub mod listed_slots;
 pub mod matmul;
 pub mod merge_attention;

@@ -10,6 +10,7 @@ pub(crate) mod gemm;
 pub(crate) mod indexer;
 pub(crate) mod kv_append;
 pub(crate) mod kv_cache;
+pub(crate) mod linear_attention;
 pub(crate) mod matmul;
 pub(crate) mod merge_attention;
 pub(crate) mod modes;
@@ -66,6 +67,8 @@ interfaces! {
     attention::CODES_INTERFACE,
     attention::combine::INTERFACE,
     merge_attention::INTERFACE,
+    linear_attention::GATHER_INTERFACE,
+    linear_attention::INTERFACE,
     norm::INTERFACE,
     norm::QUANTIZED_INTERFACE,
     kv_append::INTERFACE,

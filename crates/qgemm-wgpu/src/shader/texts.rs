@@ -42,6 +42,7 @@ pub(super) const CONVERT: &str = include_str!("../../shaders/convert.wgsl");
 pub(super) const MATMUL: &str = include_str!("../../shaders/matmul.wgsl");
 pub(super) const MATMUL_PARAMS: &str = include_str!("../../shaders/matmul_params.wgsl");
 pub(super) const ROUTING_PARAMS: &str = include_str!("../../shaders/routing_params.wgsl");
+pub(super) const EXPONENTIAL: &str = include_str!("../../shaders/exponential.wgsl");
 pub(super) const ROUTING_TOP_K: &str = include_str!("../../shaders/routing_top_k.wgsl");
 pub(super) const ROUTING_LISTS: &str = include_str!("../../shaders/routing_lists.wgsl");
 pub(super) const ROUTING_COUNT: &str = include_str!("../../shaders/routing_count.wgsl");
@@ -124,8 +125,17 @@ pub(crate) const EXPERTS_TEXTS: [&str; 5] =
 pub(crate) const MATMUL_TEXTS: [&str; 8] = [ABI, MATMUL_PARAMS, MODES, NUMBERS, ACTIVATION, HALVES, STORE, MATMUL];
 
 /// All texts of `routing`.
-pub(crate) const ROUTING_TEXTS: [&str; 8] =
-    [ABI, ROUTING_PARAMS, NUMBERS, ROUTING_TOP_K, ROUTING_LISTS, ROUTING_COUNT, ROUTING_SCAN, ROUTING_SCATTER];
+pub(crate) const ROUTING_TEXTS: [&str; 9] = [
+    ABI,
+    ROUTING_PARAMS,
+    NUMBERS,
+    EXPONENTIAL,
+    ROUTING_TOP_K,
+    ROUTING_LISTS,
+    ROUTING_COUNT,
+    ROUTING_SCAN,
+    ROUTING_SCATTER,
+];
 
 /// All texts of `quantize`.
 pub(crate) const QUANTIZE_TEXTS: [&str; 8] =

@@ -1,0 +1,58 @@
+// Linear attention: tokens of a sequence, its state's slot,
+// and the decay of a token. Indices are clamped: no content of
+// offsets, slots or counts makes an access go out of bounds.
+#pragma once
+#include "attention/numbers.cuh"
+#include "epilogue/activation.cuh"
+#include "epilogue/operands.cuh"
+
+struct LinearAttentionParams {
+    LinearAttentionShape shape;
+    LinearAttentionPointers at;
+};
+
+// Tokens of a sequence.
+struct Tokens {
+    u32 first, count;
+    // Tokens that enter the stored state,
+    // and first tokens without output.
+    u32 advance, pending;
+
+    QG_DEVICE Tokens of(const LinearAttentionParams& p, u32 sequence) {
+        const LinearAttentionShape& shape = p.shape;
+        Tokens tokens = {sequence * shape.most_tokens, shape.most_tokens, 0, 0};
+        if (p.at.q_offsets) {
+            tokens.first = least(index_at(p.at.q_offsets, sequence), shape.tokens);
+            const u32 end = least(index_at(p.at.q_offsets, sequence + 1), shape.tokens);
+            tokens.count = least(beyond(end, tokens.first), shape.most_tokens);
+        }
+        tokens.advance = tokens.count;
+        if (p.at.advance) tokens.advance = least(index_at(p.at.advance, sequence), tokens.count);
+        if (p.at.pending) tokens.pending = index_at(p.at.pending, sequence);
+        return tokens;
+    }
+};
+
+// Address of a head's state; 0 without a slot.
+QG_DEVICE u64 state_of(const LinearAttentionParams& p, u32 sequence, u32 head) {
+    // A negative slot is beyond all slots.
+    const u32 slot = p.at.slots ? index_at(p.at.slots, sequence) : sequence;
+    if (slot >= p.shape.slots) return 0;
+    return p.at.states + (slot * p.at.slot_stride + (u64)head * p.shape.v_dim * p.shape.qk_dim) * 4;
+}
+
+// exp(x) of any sign.
+QG_DEVICE float exp_f32(float x) {
+    return x > 0.0f ? 1.0f / exp_nonpositive(-x) : exp_nonpositive(x);
+}
+
+// Decay `index` of a token, of the head's parameters. NaN stays NaN.
+QG_DEVICE float decay_of(const LinearAttentionParams& p, u32 token, u32 head, u32 index) {
+    float g = load_dense(p.shape.a_dtype, p.at.decay, token * p.at.decay_token + index);
+    if (p.at.a_log) {
+        const float rate = exp_f32(bits_to_f32(index_at(p.at.a_log, head)));
+        g = -rate * softplus(g + bits_to_f32(index_at(p.at.dt_bias, index)));
+    }
+    if (g != g) return g;
+    return exp_nonpositive(g < 0.0f ? g : 0.0f);
+}
