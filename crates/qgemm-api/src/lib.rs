@@ -71,6 +71,7 @@
 //! | merge of partial attention results | [`MergeAttention`] | [`Context::plan_merge_attention`] |
 //! | rotary embedding and KV-cache append | [`KvAppend`] | [`Context::plan_kv_append`] |
 //! | sparse-attention indexer | [`Indexer`] | [`Context::plan_indexer`] |
+//! | short causal convolution with state | [`ShortConv`] | [`Context::plan_short_conv`] |
 //! | RMSNorm and LayerNorm | [`Norm`] | [`Context::plan_norm`] |
 //! | product of two matrices | [`Matmul`] | [`Context::plan_matmul`] |
 //! | row gather: embedding look-up | [`GatherRows`] | [`Context::plan_gather_rows`] |
@@ -146,6 +147,7 @@ mod record;
 mod routing;
 mod sampling;
 mod setters;
+mod short_conv;
 mod tune;
 mod weight;
 mod workspace;
@@ -184,6 +186,7 @@ pub use quantize::{model_shape, quantize};
 pub use record::PlanRecord;
 pub use routing::{Routing, RoutingArgs, RoutingLists, RoutingPlan};
 pub use sampling::{EarlierArgs, SampledLogProbabilities, Sampling, SamplingArgs, SamplingFault, SamplingPlan};
+pub use short_conv::{ShortConv, ShortConvArgs, ShortConvPlan};
 pub use tune::{
     Budget, TuneOutcome, TuneProblem, Tuned, TunedCandidate, Tuning, read_tuned, tuned_table_path, update_tuned,
 };
@@ -315,5 +318,6 @@ mod operations {
         Matmul: "matmul.md"
         QuantizedX: "quantized-x.md"
         Sampling: "sampling.md"
+        ShortConv: "short_conv.md"
     }
 }

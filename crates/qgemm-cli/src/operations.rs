@@ -17,6 +17,7 @@ pub mod optimizer;
 pub mod quantize;
 pub mod routing;
 pub mod sampling;
+pub mod short_conv;
 
 use std::fmt;
 
@@ -143,6 +144,7 @@ operations! {
     GatherRows: gather_rows,
     Sampling: sampling,
     MergeAttention: merge_attention,
+    ShortConv: short_conv,
 }
 
 impl Op {

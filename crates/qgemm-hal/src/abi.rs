@@ -275,6 +275,7 @@ mod norm;
 mod optimizer;
 mod quantize;
 mod sampling;
+mod short_conv;
 mod unpack;
 
 pub use attention::*;
@@ -287,6 +288,7 @@ pub use norm::*;
 pub use optimizer::*;
 pub use quantize::*;
 pub use sampling::*;
+pub use short_conv::*;
 pub use unpack::*;
 
 abi_struct! {
@@ -465,6 +467,7 @@ pub const SHARED_STRUCTS: &[AbiStruct] = &[
     NormShape::ABI,
     OptimizerShape::ABI,
     SamplingShape::ABI,
+    ShortConvShape::ABI,
     MergeAttentionShape::ABI,
 ];
 
@@ -502,6 +505,8 @@ pub const STRUCTS: &[AbiStruct] = &[
     NormShape::ABI,
     NormPointers::ABI,
     KvAppendPointers::ABI,
+    ShortConvShape::ABI,
+    ShortConvPointers::ABI,
     IndexerParams::ABI,
     OptimizerShape::ABI,
     OptimizerPointers::ABI,

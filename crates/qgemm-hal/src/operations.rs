@@ -49,6 +49,9 @@ macro_rules! with_operations {
             merge_attention: CheckedMergeAttention(MergeAttentionOperand, MergeAttentionConfig, MergeAttentionPlan)
                 ["merge_attention" MergeAttention(MergeAttentionSpec)]
                 "Merge of partial attention results by log-sum-exp",
+            short_conv: CheckedShortConv(ShortConvOperand, ShortConvConfig, ShortConvLaunch)
+                ["short_conv" ShortConv(ShortConvSpec)]
+                "Short causal depthwise convolution with state",
             norm: CheckedNorm(NormOperand, NormConfig, NormLaunch)
                 ["norm" Norm(NormSpec), "norm_quantize" NormQuantize(NormQuantizeSpec)]
                 "RMSNorm and LayerNorm",

@@ -42,7 +42,8 @@ macro_rules! conformance {
             optimizer_rules optimizer_steps
             gather_rows_formats gather_rows_ids gather_rows_layouts
             sampling_rules sampling_sizes sampling_penalties sampling_log_probabilities sampling_faults sampling_layouts
-            merge_attention_sizes merge_attention_types merge_attention_values merge_attention_layouts);
+            merge_attention_sizes merge_attention_types merge_attention_values merge_attention_layouts
+            short_conv_sizes short_conv_types short_conv_sequences short_conv_state short_conv_gates short_conv_layouts);
     };
     (@tests $device:literal $($group:ident)*) => {
         $(

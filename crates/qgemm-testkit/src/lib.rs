@@ -41,6 +41,7 @@ mod quantize;
 mod random;
 mod routing;
 mod sampling;
+mod short_conv;
 mod suite;
 mod weights;
 
@@ -70,5 +71,6 @@ pub use outcome::{Exemption, Failure, Outcome, Verdict, WrongBits};
 pub use quantize::{QuantizeCase, QuantizeLayout, run_quantize};
 pub use routing::{RoutingCase, RoutingFrom, RoutingValues, run_routing};
 pub use sampling::{SamplingCase, SamplingLogits, SamplingRules};
+pub use short_conv::{ShortConvAdvance, ShortConvCase, ShortConvState};
 pub use suite::{Group, SUITES, Selection, Suite, TestCase, group_names, suite, suite_with};
 pub use weights::{TestWeightError, WeightKind, gated_weights, weight};

@@ -14,7 +14,9 @@ use crate::gradient::GradientSuite;
 use crate::norm::NormSuite;
 use crate::outcome::Outcome;
 use crate::quantize::QuantizeSuite;
-use crate::{attention, convert, indexer, kv_append, matmul, merge_attention, optimizer, routing, sampling};
+use crate::{
+    attention, convert, indexer, kv_append, matmul, merge_attention, optimizer, routing, sampling, short_conv,
+};
 
 /// A case of an operation, as data. Its text names everything
 /// that it depends on.
@@ -136,6 +138,7 @@ pub const SUITES: &[&dyn Suite] = &[
     &GatherRowsSuite,
     &sampling::SUITE,
     &merge_attention::SUITE,
+    &short_conv::SUITE,
 ];
 
 /// The suite of an operation.

@@ -13,7 +13,7 @@ use super::portable;
 use super::vector::LANES;
 use super::{
     BLOCK_ROWS, Epilogue, Extent, KTile, KvRow, MultiplyCodes, Normalization, OfRows, OfToken, Operands, Panel,
-    Quantization, Scales, Simd, TILE_KEYS, readable, scaled_sub_blocks,
+    Quantization, Scales, Simd, TILE_KEYS, Taps, readable, scaled_sub_blocks,
 };
 #[cfg(all(feature = "simd", target_arch = "x86_64"))]
 use super::{avx2, avx512};
@@ -220,6 +220,17 @@ impl Simd {
         assert_eq!(other.len(), values.len(), "every value has a counterpart");
         // SAFETY: as in `decode`.
         unsafe { (self.add)(other, values) }
+    }
+
+    /// Weighted sums of the rows of inputs from the first on:
+    /// one token of a depthwise convolution.
+    pub fn convolve(&self, taps: &Taps<'_>, inputs: &[f32], out: &mut [f32]) {
+        let Taps { weights, bias, width, pitch, .. } = *taps;
+        let end = (width - 1) * pitch + out.len();
+        assert!(out.len().is_multiple_of(LANES) && out.len() <= pitch, "channels are whole vectors of a row");
+        assert!(end <= weights.len().min(inputs.len()) && out.len() <= bias.len(), "rows lie in scratch memory");
+        // SAFETY: as in `decode`.
+        unsafe { (self.convolve)(taps, inputs, out) }
     }
 
     /// `sums[token][row] += Σ w[tile][column][lane] · x[token][column]` for

@@ -7,6 +7,7 @@ mod activation;
 mod attention;
 mod checked;
 mod codes;
+mod convolution;
 mod dense;
 mod dot;
 mod epilogue;
@@ -39,6 +40,7 @@ use codes::CodeShape;
 use level::{level, of_shapes};
 
 pub use attention::{Extent, Panel};
+pub use convolution::Taps;
 pub use dot::{Operands, Tile};
 pub use epilogue::{Epilogue, OfRows, OfToken};
 pub use kv_tile::{KvRow, TILE_KEYS, readable};
@@ -106,6 +108,8 @@ type Moments = unsafe fn(values: &[f32], scale: f32, mean: f32) -> [f32; 2];
 type Normalize = unsafe fn(how: &Normalization, gamma: &[f32], beta: &[f32], values: &mut [f32]);
 /// [`norm::add`] of a level.
 type Add = unsafe fn(other: &[f32], values: &mut [f32]);
+/// [`convolution::convolve`] of a level.
+type Convolve = unsafe fn(taps: &Taps<'_>, inputs: &[f32], out: &mut [f32]);
 
 /// The kernels of one level.
 #[derive(Debug)]
@@ -129,6 +133,7 @@ pub struct Simd {
     moments: Moments,
     normalize: Normalize,
     add: Add,
+    convolve: Convolve,
     /// For one token, for two, ….
     multiply: &'static [Multiply],
     /// For every shape of packed codes.

@@ -2,7 +2,9 @@
 //! kernels reuse the same bits.
 
 #[cfg(doc)]
-use super::{AttentionShape, ConvertShape, GemmShape, MatmulShape, NormShape, OptimizerShape, RoutingShape};
+use super::{
+    AttentionShape, ConvertShape, GemmShape, MatmulShape, NormShape, OptimizerShape, RoutingShape, ShortConvShape,
+};
 
 /// [`GemmShape::flags`]: W has row scales.
 pub const FLAG_ROW_SCALE: u32 = 1;
@@ -61,6 +63,17 @@ pub const FLAG_B_SCALE: u32 = 1 << 23;
 pub const FLAG_ALIGNED16: u32 = 1 << 19;
 /// [`OptimizerShape::flags`]: a 16-bit copy of the parameters is written.
 pub const FLAG_COPY: u32 = 1 << 20;
+
+/// [`ShortConvShape::flags`]: the activation is SiLU.
+pub const FLAG_SILU: u32 = 1 << 20;
+/// [`ShortConvShape::flags`]: sequences start from zeros, whatever the state is.
+pub const FLAG_FROM_ZEROS: u32 = 1 << 22;
+/// [`ShortConvShape::flags`]: the tokens that enter the state are counted; wgpu only.
+pub const FLAG_ADVANCE: u32 = 1 << 23;
+/// [`ShortConvShape::flags`]: X has a gate; wgpu only.
+pub const FLAG_INPUT_GATE: u32 = 1 << 24;
+/// [`ShortConvShape::flags`]: the result has a gate; wgpu only.
+pub const FLAG_OUTPUT_GATE: u32 = 1 << 25;
 
 /// [`AttentionShape::flags`]: causal mask.
 pub const FLAG_CAUSAL: u32 = 1 << 19;
@@ -136,6 +149,11 @@ pub const FLAGS: &[(&str, u32)] = &[
     ("B_SCALE", FLAG_B_SCALE),
     ("ALIGNED16", FLAG_ALIGNED16),
     ("COPY", FLAG_COPY),
+    ("SILU", FLAG_SILU),
+    ("FROM_ZEROS", FLAG_FROM_ZEROS),
+    ("ADVANCE", FLAG_ADVANCE),
+    ("INPUT_GATE", FLAG_INPUT_GATE),
+    ("OUTPUT_GATE", FLAG_OUTPUT_GATE),
     ("CAUSAL", FLAG_CAUSAL),
     ("SOFT_CAP", FLAG_SOFT_CAP),
     ("Q_OFFSETS", FLAG_Q_OFFSETS),
