@@ -207,8 +207,8 @@ pub use qgemm_formats::{
 pub use qgemm_hal::op::sampling::SamplingParameters;
 pub use qgemm_hal::{
     Activation, Buffer, BufferMut, BufferRef, ClampedSwiglu, Combine, Device, DeviceId, DeviceInfo, DeviceKind, Event,
-    ExpertFault, ExpertGroups, FactorFormat, Feature, HalError, KvFormat, KvFormats, MaskBits, MatmulLayout,
-    NormFunction, NormKind, Scoring, Stream, UpdateKind, UpdateRule, XPrecision,
+    ExpertFault, ExpertGroups, FactorFormat, Feature, GateFunction, HalError, KvFormat, KvFormats, MaskBits,
+    MatmulLayout, NormFunction, NormKind, Scoring, Stream, UpdateKind, UpdateRule, XPrecision,
 };
 pub use qgemm_sched::SchedError;
 

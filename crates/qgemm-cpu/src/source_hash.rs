@@ -32,7 +32,7 @@ sources! {
     "families/sampling/mod.rs" "families/sampling/row.rs"
     "families/short_conv.rs"
     "simd/mod.rs" "simd/activation.rs" "simd/attention.rs" "simd/avx2.rs" "simd/avx512.rs" "simd/checked.rs" "simd/codes.rs" "simd/convolution.rs" "simd/dense.rs"
-    "simd/dot.rs" "simd/epilogue.rs" "simd/indexer.rs" "simd/kernel.rs" "simd/kv_tile.rs" "simd/level.rs" "simd/neon.rs" "simd/norm.rs" "simd/portable.rs"
+    "simd/dot.rs" "simd/epilogue.rs" "simd/gate.rs" "simd/indexer.rs" "simd/kernel.rs" "simd/kv_tile.rs" "simd/level.rs" "simd/neon.rs" "simd/norm.rs" "simd/portable.rs"
     "simd/prefetch.rs" "simd/quantize.rs" "simd/scales.rs" "simd/vector.rs"
 }
 

@@ -504,6 +504,7 @@ pub const STRUCTS: &[AbiStruct] = &[
     MergeAttentionPointers::ABI,
     NormShape::ABI,
     NormPointers::ABI,
+    NormGatePointers::ABI,
     KvAppendPointers::ABI,
     ShortConvShape::ABI,
     ShortConvPointers::ABI,

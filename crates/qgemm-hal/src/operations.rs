@@ -53,7 +53,7 @@ macro_rules! with_operations {
                 ["short_conv" ShortConv(ShortConvSpec)]
                 "Short causal depthwise convolution with state",
             norm: CheckedNorm(NormOperand, NormConfig, NormLaunch)
-                ["norm" Norm(NormSpec), "norm_quantize" NormQuantize(NormQuantizeSpec)]
+                ["norm" Norm(NormSpec), "norm_quantize" NormQuantize(NormQuantizeSpec), "norm_gated" NormGated(NormGatedSpec)]
                 "RMSNorm and LayerNorm",
             kv_append: CheckedKvAppend(KvAppendOperand, KvAppendConfig, KvAppendLaunch)
                 ["kv_append" KvAppend(KvAppendSpec)]

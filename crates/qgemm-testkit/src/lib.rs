@@ -65,7 +65,7 @@ pub use kv_append::{KvAppendCase, RotaryCase, run_kv_append};
 pub use limits::{OUTPUT_ROUNDING, OutputRounding, PATHS, PathLimit, Tolerance, WEIGHT_ROUNDING, WeightRounding, path};
 pub use matmul::{MatmulCase, MatmulStrides, run_matmul};
 pub use merge_attention::{MergeAttentionCase, MergeAttentionLayout, MergeAttentionValues};
-pub use norm::{NormAliasing, NormCase, NormLayout, NormValues, normalized_row, run_norm};
+pub use norm::{NormAliasing, NormCase, NormGateCase, NormLayout, NormValues, normalized_row, run_norm};
 pub use optimizer::OptimizerCase;
 pub use outcome::{Exemption, Failure, Outcome, Verdict, WrongBits};
 pub use quantize::{QuantizeCase, QuantizeLayout, run_quantize};

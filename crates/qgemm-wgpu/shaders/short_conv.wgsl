@@ -1,8 +1,8 @@
 // Short causal depthwise convolution: the result.
 // An invocation has two channels of a token.
-// `*_base` offsets count elements (see `params.wgsl`). Those of
-// operands with a row a token are of token 0, which may lie before
-// the binding: they wrap.
+// `*_base` offsets count elements (see `params.wgsl`).
+// Rows of tokens are counted from token 0. It may
+// lie before the binding: these offsets wrap.
 
 struct Params {
     shape: ShortConvShape,
@@ -36,7 +36,8 @@ var<immediate> p: Params;
 @group(0) @binding(7) var<storage, read> state_words: array<u32>;
 @group(0) @binding(8) var<storage, read_write> d: array<atomic<u32>>;
 
-// The last sequence that begins at or before a token, or the first.
+// The last sequence that begins
+// at or before a token, or the first.
 fn sequence_at(token: u32) -> u32 {
     if ((p.shape.flags & FLAG_Q_OFFSETS) == 0u) {
         return token / p.shape.most_queries;
@@ -55,7 +56,8 @@ fn sequence_at(token: u32) -> u32 {
     return first;
 }
 
-// Two inputs before the first token: a row of the state, or 0.
+// Two inputs before the first token:
+// a row of the state, or 0.
 fn stored(slot: Slot, row: u32, channel: u32) -> vec2<f32> {
     let dtype = p.shape.dtype;
     var pair = vec2<f32>();

@@ -3,7 +3,7 @@
 use qgemm_formats::DType;
 use qgemm_formats::prepack::{FragmentLayout, PackedLayout};
 use qgemm_hal::op::attention::{KV_BLOCK, KV_SCALE_BYTES};
-use qgemm_hal::{KvFormat, SimdLevel};
+use qgemm_hal::{GateFunction, KvFormat, SimdLevel};
 
 use super::codes::UNIT;
 use super::dot::{LEAST_SUB_BLOCK, SCALED_COLUMNS};
@@ -220,6 +220,13 @@ impl Simd {
         assert_eq!(other.len(), values.len(), "every value has a counterpart");
         // SAFETY: as in `decode`.
         unsafe { (self.add)(other, values) }
+    }
+
+    /// Multiplies `values` by the activation of `z`.
+    pub fn gate(&self, function: GateFunction, z: &[f32], values: &mut [f32]) {
+        assert_eq!(z.len(), values.len(), "every value has a gate");
+        // SAFETY: as in `decode`.
+        unsafe { (self.gate)(function, z, values) }
     }
 
     /// Weighted sums of the rows of inputs from the first on:

@@ -27,6 +27,7 @@ macro_rules! level {
             moments,
             normalize,
             add,
+            gate,
             convolve,
             multiply: &[$(multiply::<$tiles, $tokens>),*],
             unpack_codes: crate::simd::of_shapes!(unpack_codes []; 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21),
@@ -184,6 +185,14 @@ macro_rules! level {
         unsafe fn add(other: &[f32], values: &mut [f32]) {
             // SAFETY: guaranteed by the caller.
             unsafe { crate::simd::norm::add::<$vector>(other, values) }
+        }
+
+        /// # Safety
+        /// As for `gate::gate`.
+        $(#[target_feature(enable = $features)])?
+        unsafe fn gate(function: qgemm_hal::GateFunction, z: &[f32], values: &mut [f32]) {
+            // SAFETY: guaranteed by the caller.
+            unsafe { crate::simd::gate::gate::<$vector>(function, z, values) }
         }
 
         /// # Safety

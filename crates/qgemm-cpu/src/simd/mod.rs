@@ -11,6 +11,7 @@ mod convolution;
 mod dense;
 mod dot;
 mod epilogue;
+mod gate;
 mod indexer;
 mod kernel;
 mod kv_tile;
@@ -34,7 +35,7 @@ mod neon;
 
 use qgemm_formats::prepack::PackedLayout;
 use qgemm_formats::{DType, Encoding};
-use qgemm_hal::{KvFormat, SimdLevel};
+use qgemm_hal::{GateFunction, KvFormat, SimdLevel};
 
 use codes::CodeShape;
 use level::{level, of_shapes};
@@ -108,6 +109,8 @@ type Moments = unsafe fn(values: &[f32], scale: f32, mean: f32) -> [f32; 2];
 type Normalize = unsafe fn(how: &Normalization, gamma: &[f32], beta: &[f32], values: &mut [f32]);
 /// [`norm::add`] of a level.
 type Add = unsafe fn(other: &[f32], values: &mut [f32]);
+/// [`gate::gate`] of a level.
+type Gate = unsafe fn(function: GateFunction, z: &[f32], values: &mut [f32]);
 /// [`convolution::convolve`] of a level.
 type Convolve = unsafe fn(taps: &Taps<'_>, inputs: &[f32], out: &mut [f32]);
 
@@ -133,6 +136,7 @@ pub struct Simd {
     moments: Moments,
     normalize: Normalize,
     add: Add,
+    gate: Gate,
     convolve: Convolve,
     /// For one token, for two, ….
     multiply: &'static [Multiply],

@@ -597,6 +597,13 @@ static_assert(QG_OFFSET_OF(NormPointers, x_row) == 56, "layout");
 static_assert(QG_OFFSET_OF(NormPointers, residual_row) == 64, "layout");
 static_assert(QG_OFFSET_OF(NormPointers, sum_row) == 72, "layout");
 static_assert(QG_OFFSET_OF(NormPointers, d_row) == 80, "layout");
+struct NormGatePointers {
+    u64 z;  // z.
+    u64 z_row;  // Stride between rows of z, in elements.
+    u64 groups;  // Groups of features.
+}; static_assert(sizeof(NormGatePointers) == 24, "layout");
+static_assert(QG_OFFSET_OF(NormGatePointers, z_row) == 8, "layout");
+static_assert(QG_OFFSET_OF(NormGatePointers, groups) == 16, "layout");
 struct KvAppendPointers {
     u64 new_k;  // New keys.
     u64 new_v;  // New values.
@@ -961,6 +968,8 @@ constexpr u32 QG_FLAG_BETA_ALIGNED16 = 16777216;
 constexpr u32 QG_FLAG_X_IN_D = 33554432;
 constexpr u32 QG_FLAG_X_IN_SUM = 67108864;
 constexpr u32 QG_FLAG_RESIDUAL_IN_SUM = 134217728;
+constexpr u32 QG_FLAG_GATE = 536870912;
+constexpr u32 QG_FLAG_GATE_BEFORE = 1073741824;
 constexpr u32 QG_GEMM_FLAGS = 8191;
 constexpr u32 QG_ACTIVATION_IDENTITY = 0;
 constexpr u32 QG_ACTIVATION_RELU = 1;

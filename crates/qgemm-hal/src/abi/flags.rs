@@ -36,7 +36,7 @@ pub const FLAG_X_FACTOR: u32 = 4096;
 pub const FLAG_ROW_IN_SHARED: u32 = 8192;
 
 /// [`RoutingShape::flags`]: scores are the sigmoid of the logits; with neither this flag nor
-/// `SQRT_SOFTPLUS` their softmax.
+/// `SQRT_SOFTPLUS` their softmax. [`NormShape::flags`]: the gate's activation is the sigmoid.
 pub const FLAG_SIGMOID: u32 = 1 << 14;
 /// [`RoutingShape::flags`]: weights are divided by their sum.
 pub const FLAG_RENORMALIZE: u32 = 1 << 15;
@@ -93,7 +93,7 @@ pub const FLAG_Q_ALIGNED: u32 = 1 << 25;
 pub const FLAG_KV_ALIGNED: u32 = 1 << 26;
 /// [`AttentionShape::flags`]: vector stores of eight features of D.
 pub const FLAG_D_ALIGNED: u32 = 1 << 27;
-/// [`AttentionShape::flags`]: vector loads of eight features of the gate.
+/// [`AttentionShape::flags`], [`NormShape::flags`]: vector loads of eight features of the gate.
 pub const FLAG_GATE_ALIGNED: u32 = 1 << 28;
 
 /// [`NormShape::flags`]: the row mean is subtracted (LayerNorm).
@@ -114,6 +114,11 @@ pub const FLAG_X_IN_D: u32 = 1 << 25;
 pub const FLAG_X_IN_SUM: u32 = 1 << 26;
 /// [`NormShape::flags`]: the sum overwrites the residual; wgpu only.
 pub const FLAG_RESIDUAL_IN_SUM: u32 = 1 << 27;
+
+/// [`NormShape::flags`]: there is a gate, of SiLU unless `SIGMOID`; wgpu reads z as the residual.
+pub const FLAG_GATE: u32 = 1 << 29;
+/// [`NormShape::flags`]: the gate multiplies X instead of the result.
+pub const FLAG_GATE_BEFORE: u32 = 1 << 30;
 
 /// All flags of a product. The epilogue's fast path
 /// masks out the flags that it supports, and is used
@@ -173,4 +178,6 @@ pub const FLAGS: &[(&str, u32)] = &[
     ("X_IN_D", FLAG_X_IN_D),
     ("X_IN_SUM", FLAG_X_IN_SUM),
     ("RESIDUAL_IN_SUM", FLAG_RESIDUAL_IN_SUM),
+    ("GATE", FLAG_GATE),
+    ("GATE_BEFORE", FLAG_GATE_BEFORE),
 ];

@@ -52,7 +52,16 @@ fn types() -> Vec<ShortConvCase> {
 fn sequences() -> Vec<ShortConvCase> {
     let ragged = |lengths: &[usize], width| ShortConvCase::ragged(lengths, 48, width);
     let many: Vec<usize> = (0..70).map(|i| [1, 0, 2, 1, 5, 3][i % 6]).collect();
+    // Enough tokens that a CTA has several, of several sequences.
+    let walked: Vec<usize> = (0..1600).map(|i| [1, 0, 7, 3, 16, 2, 4, 5][i % 8]).chain([1900]).collect();
+    let walked = |channels, width| {
+        let state = S { advance: A::Some, absent: true, ..S::PLAIN };
+        ShortConvCase { state: Some(state), ..ShortConvCase::ragged(&walked, channels, width) }
+    };
     let cases = vec![
+        walked(8, 4),
+        walked(3, 3),
+        ShortConvCase { gates: [true; 2], ..walked(8, 2) },
         ragged(&[0, 3, 1, 0, 9, 2, 4, 0], 4),
         ragged(&[2, 2, 2, 2, 2, 2, 2], 4),
         ragged(&[1; 40], 3),
