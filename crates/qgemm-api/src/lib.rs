@@ -72,6 +72,7 @@
 //! | linear attention (gated delta rule, KDA, Mamba-2) | [`LinearAttention`] | [`Context::plan_linear_attention`] |
 //! | rotary embedding and KV-cache append | [`KvAppend`] | [`Context::plan_kv_append`] |
 //! | sparse-attention indexer | [`Indexer`] | [`Context::plan_indexer`] |
+//! | short causal convolution with state | [`ShortConv`] | [`Context::plan_short_conv`] |
 //! | RMSNorm and LayerNorm | [`Norm`] | [`Context::plan_norm`] |
 //! | product of two matrices | [`Matmul`] | [`Context::plan_matmul`] |
 //! | row gather: embedding look-up | [`GatherRows`] | [`Context::plan_gather_rows`] |
@@ -148,6 +149,7 @@ mod record;
 mod routing;
 mod sampling;
 mod setters;
+mod short_conv;
 mod tune;
 mod weight;
 mod workspace;
@@ -187,6 +189,7 @@ pub use quantize::{model_shape, quantize};
 pub use record::PlanRecord;
 pub use routing::{Routing, RoutingArgs, RoutingLists, RoutingPlan};
 pub use sampling::{EarlierArgs, SampledLogProbabilities, Sampling, SamplingArgs, SamplingFault, SamplingPlan};
+pub use short_conv::{ShortConv, ShortConvArgs, ShortConvPlan};
 pub use tune::{
     Budget, TuneOutcome, TuneProblem, Tuned, TunedCandidate, Tuning, read_tuned, tuned_table_path, update_tuned,
 };
@@ -207,8 +210,8 @@ pub use qgemm_formats::{
 pub use qgemm_hal::op::sampling::SamplingParameters;
 pub use qgemm_hal::{
     Activation, Buffer, BufferMut, BufferRef, ClampedSwiglu, Combine, Device, DeviceId, DeviceInfo, DeviceKind, Event,
-    ExpertFault, ExpertGroups, FactorFormat, Feature, HalError, KvFormat, KvFormats, MaskBits, MatmulLayout,
-    NormFunction, NormKind, Scoring, Stream, UpdateKind, UpdateRule, XPrecision,
+    ExpertFault, ExpertGroups, FactorFormat, Feature, GateFunction, HalError, KvFormat, KvFormats, MaskBits,
+    MatmulLayout, NormFunction, NormKind, Scoring, Stream, UpdateKind, UpdateRule, XPrecision,
 };
 pub use qgemm_sched::SchedError;
 
@@ -319,5 +322,6 @@ mod operations {
         Matmul: "matmul.md"
         QuantizedX: "quantized-x.md"
         Sampling: "sampling.md"
+        ShortConv: "short_conv.md"
     }
 }

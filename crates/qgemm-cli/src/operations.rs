@@ -18,6 +18,7 @@ pub mod optimizer;
 pub mod quantize;
 pub mod routing;
 pub mod sampling;
+pub mod short_conv;
 
 use std::fmt;
 
@@ -145,6 +146,7 @@ operations! {
     Sampling: sampling,
     MergeAttention: merge_attention,
     LinearAttention: linear_attention,
+    ShortConv: short_conv,
 }
 
 impl Op {

@@ -30,8 +30,9 @@ sources! {
     "families/norm.rs" "families/optimizer.rs"
     "families/routing/mod.rs" "families/routing/lists.rs" "families/routing/top_k.rs"
     "families/sampling/mod.rs" "families/sampling/row.rs"
-    "simd/mod.rs" "simd/activation.rs" "simd/attention.rs" "simd/avx2.rs" "simd/avx512.rs" "simd/checked.rs" "simd/codes.rs" "simd/dense.rs"
-    "simd/dot.rs" "simd/epilogue.rs" "simd/indexer.rs" "simd/kernel.rs" "simd/kv_tile.rs" "simd/level.rs" "simd/neon.rs" "simd/norm.rs" "simd/portable.rs"
+    "families/short_conv.rs"
+    "simd/mod.rs" "simd/activation.rs" "simd/attention.rs" "simd/avx2.rs" "simd/avx512.rs" "simd/checked.rs" "simd/codes.rs" "simd/convolution.rs" "simd/dense.rs"
+    "simd/dot.rs" "simd/epilogue.rs" "simd/gate.rs" "simd/indexer.rs" "simd/kernel.rs" "simd/kv_tile.rs" "simd/level.rs" "simd/neon.rs" "simd/norm.rs" "simd/portable.rs"
     "simd/prefetch.rs" "simd/quantize.rs" "simd/recurrence.rs" "simd/scales.rs" "simd/vector.rs"
 }
 

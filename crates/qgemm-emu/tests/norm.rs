@@ -20,6 +20,8 @@ fn gathered(ctx: &Context, function: NormFunction, x: &[f32], order: &[u32], [ga
         x_overwrite: XOverwrite::Own,
         gathers: true,
         quantized: None,
+        groups: 1,
+        gate: None,
     };
     let device = ctx.device();
     let family = device.catalog().norm[0];

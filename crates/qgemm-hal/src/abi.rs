@@ -276,6 +276,7 @@ mod norm;
 mod optimizer;
 mod quantize;
 mod sampling;
+mod short_conv;
 mod unpack;
 
 pub use attention::*;
@@ -289,6 +290,7 @@ pub use norm::*;
 pub use optimizer::*;
 pub use quantize::*;
 pub use sampling::*;
+pub use short_conv::*;
 pub use unpack::*;
 
 abi_struct! {
@@ -467,6 +469,7 @@ pub const SHARED_STRUCTS: &[AbiStruct] = &[
     NormShape::ABI,
     OptimizerShape::ABI,
     SamplingShape::ABI,
+    ShortConvShape::ABI,
     MergeAttentionShape::ABI,
 ];
 
@@ -505,7 +508,10 @@ pub const STRUCTS: &[AbiStruct] = &[
     LinearAttentionPointers::ABI,
     NormShape::ABI,
     NormPointers::ABI,
+    NormGatePointers::ABI,
     KvAppendPointers::ABI,
+    ShortConvShape::ABI,
+    ShortConvPointers::ABI,
     IndexerParams::ABI,
     OptimizerShape::ABI,
     OptimizerPointers::ABI,

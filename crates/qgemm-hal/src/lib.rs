@@ -58,7 +58,7 @@ pub use op::indexer::{IndexerKeys, IndexerResult, IndexerRows, IndexerStep};
 pub use op::kv_append::{CheckedRotary, KvAppendStep, RotaryAngles, RotaryPairs};
 pub use op::listed_slots::ListedSlots;
 pub use op::matmul::{BatchedDense, FactorFormat, MatmulLayout};
-pub use op::norm::{AddedResidual, NormFunction, NormKind, QuantizedD, XOverwrite};
+pub use op::norm::{AddedResidual, GateFunction, NormFunction, NormGate, NormKind, QuantizedD, XOverwrite};
 pub use op::optimizer::{MomentFactors, StepFactors, UpdateKind, UpdateRule};
 pub use op::routing::{ExpertGroups, RoutingSource, RoutingStep, Scoring};
 pub use op::{Access, Dense, MemoryBound, Operand, OperandDesc, Operation};

@@ -52,8 +52,11 @@ macro_rules! with_operations {
             linear_attention: CheckedLinearAttention(LinearAttentionOperand, LinearAttentionConfig, LinearAttentionPlan)
                 ["linear_attention" LinearAttention(LinearAttentionSpec)]
                 "Linear attention with a recurrent state: gated delta rule, KDA, Mamba-2",
+            short_conv: CheckedShortConv(ShortConvOperand, ShortConvConfig, ShortConvLaunch)
+                ["short_conv" ShortConv(ShortConvSpec)]
+                "Short causal depthwise convolution with state",
             norm: CheckedNorm(NormOperand, NormConfig, NormLaunch)
-                ["norm" Norm(NormSpec), "norm_quantize" NormQuantize(NormQuantizeSpec)]
+                ["norm" Norm(NormSpec), "norm_quantize" NormQuantize(NormQuantizeSpec), "norm_gated" NormGated(NormGatedSpec)]
                 "RMSNorm and LayerNorm",
             kv_append: CheckedKvAppend(KvAppendOperand, KvAppendConfig, KvAppendLaunch)
                 ["kv_append" KvAppend(KvAppendSpec)]

@@ -138,6 +138,8 @@ mod tests {
             added: None,
             x_overwrite: XOverwrite::Own,
             gathers: false,
+            groups: 1,
+            gate: None,
         };
         check(&op, 8.0 * 64.0 * 6.0, "norm of 8 x 64 (rms) from f32 to f16");
     }

@@ -35,7 +35,7 @@ macro_rules! conformance {
             attention_lengths attention_heads attention_masks attention_values attention_places attention_pages attention_layouts
             attention_codes attention_decode attention_bits attention_every_kernel attention_dequantized
             attention_sinks attention_gated attention_mixed attention_invariant
-            norm_sizes norm_types norm_layouts norm_values norm_residual norm_quantized
+            norm_sizes norm_types norm_layouts norm_values norm_residual norm_quantized norm_gated
             kv_append_lengths kv_append_heads kv_append_angles kv_append_layouts kv_append_hadamard kv_append_in_place
             indexer_lengths indexer_heads indexer_values indexer_best indexer_layouts
             gradient_formats gradient_exact gradient_nan_codes gradient_parts gradient_order gradient_gated gradient_experts
@@ -44,7 +44,8 @@ macro_rules! conformance {
             sampling_rules sampling_sizes sampling_penalties sampling_log_probabilities sampling_faults sampling_layouts
             merge_attention_sizes merge_attention_types merge_attention_values merge_attention_layouts
             linear_attention_sizes linear_attention_forms linear_attention_gates linear_attention_sequences linear_attention_layouts
-            linear_attention_long);
+            linear_attention_long
+            short_conv_sizes short_conv_types short_conv_sequences short_conv_state short_conv_gates short_conv_layouts);
     };
     (@tests $device:literal $($group:ident)*) => {
         $(

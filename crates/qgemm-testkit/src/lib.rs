@@ -42,6 +42,7 @@ mod quantize;
 mod random;
 mod routing;
 mod sampling;
+mod short_conv;
 mod suite;
 mod weights;
 
@@ -66,11 +67,12 @@ pub use limits::{OUTPUT_ROUNDING, OutputRounding, PATHS, PathLimit, Tolerance, W
 pub use linear_attention::{LinearAttentionCase, LinearAttentionGates};
 pub use matmul::{MatmulCase, MatmulStrides, run_matmul};
 pub use merge_attention::{MergeAttentionCase, MergeAttentionLayout, MergeAttentionValues};
-pub use norm::{NormAliasing, NormCase, NormLayout, NormValues, normalized_row, run_norm};
+pub use norm::{NormAliasing, NormCase, NormGateCase, NormLayout, NormValues, normalized_row, run_norm};
 pub use optimizer::OptimizerCase;
 pub use outcome::{Exemption, Failure, Outcome, Verdict, WrongBits};
 pub use quantize::{QuantizeCase, QuantizeLayout, run_quantize};
 pub use routing::{RoutingCase, RoutingFrom, RoutingValues, run_routing};
 pub use sampling::{SamplingCase, SamplingLogits, SamplingRules};
+pub use short_conv::{ShortConvAdvance, ShortConvCase, ShortConvState};
 pub use suite::{Group, SUITES, Selection, Suite, TestCase, group_names, suite, suite_with};
 pub use weights::{TestWeightError, WeightKind, gated_weights, weight};

@@ -16,6 +16,7 @@ use crate::outcome::Outcome;
 use crate::quantize::QuantizeSuite;
 use crate::{
     attention, convert, indexer, kv_append, linear_attention, matmul, merge_attention, optimizer, routing, sampling,
+    short_conv,
 };
 
 /// A case of an operation, as data. Its text names everything
@@ -139,6 +140,7 @@ pub const SUITES: &[&dyn Suite] = &[
     &sampling::SUITE,
     &merge_attention::SUITE,
     &linear_attention::SUITE,
+    &short_conv::SUITE,
 ];
 
 /// The suite of an operation.

@@ -10,6 +10,31 @@ var<workgroup> kept: array<f32, KEPT>;
 var<workgroup> sums: array<vec2<f32>, THREADS>;
 var<workgroup> largest: array<u32, THREADS>;
 
+// Element of an operand. A row of the kernel is a group of
+// features of a row.
+fn at(row: u32, stride: u32, column: u32) -> u32 {
+    if (p.feature_groups == 1u) {
+        return row * stride + column;
+    }
+    return row / p.feature_groups * stride + first_of(row) + column;
+}
+
+// First column of a group.
+fn first_of(row: u32) -> u32 {
+    return row % p.feature_groups * p.shape.columns;
+}
+
+// Activation of the gate. z has the place of the residual.
+fn gate_at(row: u32, column: u32) -> f32 {
+    let index = p.residual_base + at(row, p.residual_row, column);
+    let dtype = type_of(TYPE_RESIDUAL);
+    let z = element(residual_words[word_of(index, dtype)], index, dtype);
+    let x = clamp(z, -100.0, 100.0);
+    let e = exp(-abs(x));
+    let sigmoid = select(1.0, e, x < 0.0) / (1.0 + e);
+    return select(z * sigmoid, sigmoid, has(FLAG_SIGMOID));
+}
+
 // Stored value at row `row`, column `column` of X.
 fn x_at(row: u32, column: u32) -> f32 {
     let dtype = type_of(TYPE_X);
@@ -19,7 +44,7 @@ fn x_at(row: u32, column: u32) -> f32 {
     if (has(FLAG_X_IN_SUM)) {
         return load_sum(p.sum_base + row * p.sum_row + column, dtype);
     }
-    let index = p.x_base + row * p.x_row + column;
+    let index = p.x_base + at(row, p.x_row, column);
     return element(x_words[word_of(index, dtype)], index, dtype);
 }
 
@@ -32,12 +57,21 @@ fn residual_at(row: u32, column: u32) -> f32 {
     return element(residual_words[word_of(index, dtype)], index, dtype);
 }
 
+// Value of X, with its gate.
+fn gated_x_at(row: u32, column: u32) -> f32 {
+    let value = x_at(row, column);
+    if (has(FLAG_GATE_BEFORE)) {
+        return value * gate_at(row, column);
+    }
+    return value;
+}
+
 // Input value that is not in workgroup memory.
 fn source_at(row: u32, column: u32) -> f32 {
     if (has(FLAG_RESIDUAL)) {
         return load_sum(p.sum_base + row * p.sum_row + column, type_of(TYPE_SUM));
     }
-    return x_at(row, column);
+    return gated_x_at(row, column);
 }
 
 // Input value; 0 past X's columns.
@@ -109,7 +143,7 @@ fn norm_of_row(group: vec3<u32>, groups: vec3<u32>, thread: u32) -> RowNorm {
         let count = min(2u, columns - column);
         var pair = vec2<f32>();
         for (var i = 0u; i < count; i++) {
-            pair[i] = x_at(row, column + i);
+            pair[i] = gated_x_at(row, column + i);
             if (has(FLAG_RESIDUAL)) {
                 pair[i] = rounded_to(pair[i] + residual_at(row, column + i), type_of(TYPE_SUM));
             }
@@ -162,14 +196,17 @@ fn normalized(n: RowNorm, column: u32) -> f32 {
     }
     var value = (value_at(n.row, column, n.first_kept) * n.scale - n.mean - n.correction) * n.inverse;
     if (has(FLAG_GAMMA)) {
-        let index = p.gamma_base + column;
+        let index = p.gamma_base + first_of(n.row) + column;
         let dtype = type_of(TYPE_GAMMA);
         value *= element(gamma_words[word_of(index, dtype)], index, dtype);
     }
     if (has(FLAG_BETA)) {
-        let index = p.beta_base + column;
+        let index = p.beta_base + first_of(n.row) + column;
         let dtype = type_of(TYPE_BETA);
         value += element(beta_words[word_of(index, dtype)], index, dtype);
+    }
+    if (has(FLAG_GATE) && !has(FLAG_GATE_BEFORE)) {
+        value *= gate_at(n.row, column);
     }
     return select(value, bitcast<f32>(0x7fc00000u + (n.row & 0u)), n.is_nan);
 }

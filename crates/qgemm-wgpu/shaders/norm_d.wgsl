@@ -13,6 +13,6 @@ fn main(
     for (var column = n.lane * 2u; column < p.shape.d_columns; column += p.shape.row_threads * 2u) {
         let count = min(2u, p.shape.d_columns - column);
         let pair = vec2<f32>(normalized(n, column), normalized(n, column + 1u));
-        store_d(p.d_base + n.row * p.d_row + column, count, type_of(TYPE_D), pair);
+        store_d(p.d_base + at(n.row, p.d_row, column), count, type_of(TYPE_D), pair);
     }
 }

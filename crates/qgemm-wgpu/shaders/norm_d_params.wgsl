@@ -11,6 +11,7 @@ struct Params {
     gamma_base: u32,
     beta_base: u32,
     sum_base: u32,
+    feature_groups: u32,
     d_row: u32,
     d_base: u32,
 }
@@ -21,5 +22,5 @@ var<immediate> p: Params;
 
 // X in place: the result overwrites it.
 fn x_in_d(row: u32, column: u32, dtype: u32) -> f32 {
-    return load_d(p.d_base + row * p.d_row + column, dtype);
+    return load_d(p.d_base + at(row, p.d_row, column), dtype);
 }

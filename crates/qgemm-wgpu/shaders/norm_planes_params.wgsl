@@ -12,6 +12,7 @@ struct Params {
     gamma_base: u32,
     beta_base: u32,
     sum_base: u32,
+    feature_groups: u32,
     codes_row: u32,    // words between rows of codes
     scales_row: u32,
     others_row: u32,

@@ -40,6 +40,7 @@ const CLOSING: &[(&str, &str, &str)] = &[
     ("crates/qgemm-cuda/src/families/indexer", ANY, OWN),
     ("crates/qgemm-cuda/src/families/indexer", "gather", "wgmma"),
     ("crates/qgemm-cuda/src/families/matmul", ANY, OWN),
+    ("crates/qgemm-cuda/src/families/norm", "gated", OWN),
     ("crates/qgemm-cuda/src/families/norm", "quantized", OWN),
     ("crates/qgemm-emu/src", "families", "device"),
     ("crates/qgemm-emu/src/machine", ANY, "block"),

@@ -40,6 +40,11 @@ impl Queries {
     pub fn offsets(sequences: usize, tokens: usize, most: usize) -> Self {
         Self { sequences, tokens, lengths: QueryLengths::Offsets { most } }
     }
+
+    /// Sequences, tokens and lengths.
+    pub(crate) fn parts(self) -> (usize, usize, QueryLengths) {
+        (self.sequences, self.tokens, self.lengths)
+    }
 }
 
 /// Keys and values of each sequence: their number and addressing.

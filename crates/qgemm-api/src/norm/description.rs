@@ -2,7 +2,10 @@
 //! into a [`CheckedNorm`].
 
 use qgemm_formats::{DType, XFormat};
-use qgemm_hal::{AddedResidual, CheckedNorm, CheckedQuantize, Dense, NormFunction, QuantizedD, XOverwrite, XPlanes};
+use qgemm_hal::{
+    AddedResidual, CheckedNorm, CheckedQuantize, Dense, GateFunction, NormFunction, NormGate, QuantizedD, XOverwrite,
+    XPlanes,
+};
 
 use crate::error::Error;
 use crate::operand::{MAX_DIMENSION, Stored, WIDE_ACCESS, check_dimension};
@@ -15,6 +18,10 @@ use crate::quantization::Quantization;
 /// LayerNorm: y[r, c] = (x[r, c] − mean) / sqrt(mean over c of (x − mean)² + eps)
 /// D[r, c] = gamma[c] · y[r, c] + beta[c]
 /// ```
+///
+/// With a [gate](Norm::gate), `D[r, c]` is multiplied by `act(z[r, c])`; with a gate
+/// [before the norm](Norm::gate_before), `x[r, c]` is. With [groups](Norm::groups) of
+/// features, each group has its own means.
 ///
 /// Arithmetic is f32, rounded once to D's type. With a
 /// [residual](Norm::residual), `x` is the sum of X and the residual, rounded to
@@ -42,6 +49,9 @@ pub struct Norm {
     sum: Given,
     x_overwrite: XOverwrite,
     sum_takes_residual: bool,
+    groups: usize,
+    gate: Option<(GateFunction, bool)>,
+    z: Given,
 }
 
 /// Stated properties of a matrix.
@@ -79,6 +89,9 @@ impl Norm {
             sum: Given::NOTHING,
             x_overwrite: XOverwrite::Own,
             sum_takes_residual: false,
+            groups: 1,
+            gate: None,
+            z: Given::NOTHING,
         }
     }
 
@@ -203,6 +216,54 @@ impl Norm {
         self
     }
 
+    /// Multiplies the result by `act(z)`: `norm(x) · gamma · act(z)`, the gated
+    /// RMSNorm of Qwen3-Next. z is `[rows, columns]` in the type of X. Backends serve
+    /// neither a residual nor a quantized result beside it.
+    ///
+    /// ```
+    /// use qgemm_api::{Context, DType, GateFunction, Norm, NormArgs, NormFunction};
+    ///
+    /// let ctx = Context::open("cpu")?;
+    /// let norm = Norm::new(1, 2, DType::F32, NormFunction::rms(0.0)).gate(GateFunction::Sigmoid);
+    /// let plan = ctx.plan_norm(&norm)?;
+    /// let (x, z) = (ctx.upload(&[3.0f32, -3.0])?, ctx.upload(&[0.0f32, 40.0])?);
+    /// let mut d = ctx.allocate(2 * 4)?;
+    /// plan.run(&ctx.default_stream(), NormArgs::new(&x, &mut d).gate(&z))?;
+    /// assert_eq!(ctx.download::<f32>(&d)?, [0.5, -1.0]);
+    /// # Ok::<(), qgemm_api::Error>(())
+    /// ```
+    pub fn gate(mut self, function: GateFunction) -> Self {
+        self.gate = Some((function, false));
+        self
+    }
+
+    /// Multiplies X by `act(z)` before the norm: `norm(x · act(z)) · gamma`, the gated
+    /// RMSNorm of Mamba-2. See [`Norm::gate`].
+    pub fn gate_before(mut self, function: GateFunction) -> Self {
+        self.gate = Some((function, true));
+        self
+    }
+
+    /// Row stride of z in elements.
+    pub fn gate_row_stride(mut self, elements: u64) -> Self {
+        self.z.row_stride = Some(elements);
+        self
+    }
+
+    /// Alignment of the address of z, in bytes; see [`Norm::x_alignment`].
+    pub fn gate_alignment(mut self, bytes: usize) -> Self {
+        self.z.alignment = bytes;
+        self
+    }
+
+    /// Groups of adjacent features, each normalized by itself, as in Mamba-2; a
+    /// divisor of the columns. Gamma and beta still have all columns. Heads of
+    /// contiguous rows need none: they are rows.
+    pub fn groups(mut self, groups: usize) -> Self {
+        self.groups = groups;
+        self
+    }
+
     /// D overwrites X, with its type, row stride and alignment.
     pub fn d_in_place(mut self) -> Self {
         self.x_overwrite = XOverwrite::D;
@@ -241,7 +302,7 @@ impl Norm {
 
     /// Validates everything that is independent of a run's buffers.
     pub(crate) fn check(&self) -> Result<CheckedNorm, Error> {
-        let &Self { rows, columns, function, x_overwrite, sum_takes_residual, .. } = self;
+        let &Self { rows, columns, function, x_overwrite, sum_takes_residual, groups, .. } = self;
         let quantized = self.check_quantization()?.map(|made| {
             let CheckedQuantize { format, parts, codes_row, scales_row, sums_row, .. } = made;
             QuantizedD { format, planes: XPlanes { parts, codes_row, scales_row, sums_row } }
@@ -261,6 +322,16 @@ impl Norm {
                 most: MAX_DIMENSION,
                 got: d_columns,
             });
+        }
+        if groups == 0 {
+            return Err(Error::OutOfRange { name: "groups of features", least: 1, most: columns, got: groups });
+        }
+        if !columns.is_multiple_of(groups) {
+            return Err(Error::HeadDim { name: "columns", step: groups, most: MAX_DIMENSION, got: columns });
+        }
+        if groups > 1 && d_columns != columns {
+            let (least, most) = (columns, columns);
+            return Err(Error::OutOfRange { name: "columns of D", least, most, got: d_columns });
         }
         check_function(&function)?;
         let x_dtype = self.x.dtype.unwrap_or(DType::F32);
@@ -310,7 +381,24 @@ impl Norm {
                 Some(AddedResidual { residual, sum, in_place: sum_takes_residual })
             }
         };
-        Ok(CheckedNorm { rows, columns, d_columns, function, x, d, quantized, added, x_overwrite, gathers: false })
+        let gate = match self.gate {
+            Some((function, before)) => Some(NormGate { z: stored("gate", &self.z, x_dtype)?, function, before }),
+            None => None,
+        };
+        Ok(CheckedNorm {
+            rows,
+            columns,
+            groups,
+            d_columns,
+            function,
+            x,
+            d,
+            quantized,
+            added,
+            x_overwrite,
+            gathers: false,
+            gate,
+        })
     }
 }
 

@@ -67,6 +67,8 @@ pub struct NormArgs<'a> {
     /// Sum output, when the norm adds a residual. In place, it holds
     /// X or the residual before.
     pub sum: Option<BufferMut<'a>>,
+    /// z of the gate, when the norm has one ([`Norm::gate`]).
+    pub gate: Option<BufferRef<'a>>,
 }
 
 impl<'a> NormArgs<'a> {
@@ -79,9 +81,9 @@ impl<'a> NormArgs<'a> {
     /// Operands of a norm in place: D ([`Norm::d_in_place`]) or the
     /// sum ([`Norm::sum_in_place_of_x`]) overwrites X.
     pub fn in_place(d: impl Into<BufferMut<'a>>) -> Self {
-        let (x, factor, gamma, beta, residual) = (None, None, None, None, None);
+        let (x, factor, gamma, beta, residual, gate) = (None, None, None, None, None, None);
         let (scales, token_factors, sums, sum) = (None, None, None, None);
-        Self { x, d: d.into(), factor, scales, token_factors, sums, gamma, beta, residual, sum }
+        Self { x, d: d.into(), factor, scales, token_factors, sums, gamma, beta, residual, sum, gate }
     }
 
     /// Operands with a quantized output ([`Norm::d_format`]).
@@ -106,6 +108,8 @@ impl<'a> NormArgs<'a> {
         residual: BufferRef,
         /// With the sum of [`Norm::residual`].
         sum: BufferMut,
+        /// With the z of [`Norm::gate`].
+        gate: BufferRef,
         /// With the scales of the quantized output.
         scales: BufferMut,
         /// With the row factors of the quantized output.
@@ -179,6 +183,7 @@ impl Bound for CheckedNorm {
             }
             O::Gamma => Wanted::optional("gamma", self.function.gamma.map(of_columns), "the norm multiplies columns"),
             O::Beta => Wanted::optional("beta", self.function.beta.map(of_columns), "the norm adds to columns"),
+            O::Gate => Wanted::optional("gate", self.gate.map(|gate| matrix(gate.z)), "the norm has one"),
             O::Order => Wanted::optional("column order", None, "products gather columns"),
             O::D | O::XAndD | O::Codes => Wanted::always("D", d),
             O::Sum | O::XAndSum | O::ResidualAndSum => {
@@ -211,14 +216,18 @@ impl NormPlan {
     /// then.
     pub fn run(&self, stream: &Stream, args: NormArgs<'_>) -> Result<(), Error> {
         use NormOperand as O;
-        let NormArgs { x, d, factor, scales, token_factors, sums, gamma, beta, residual, sum } = args;
+        let NormArgs { x, d, factor, scales, token_factors, sums, gamma, beta, residual, sum, gate } = args;
         let mut run = self.start(stream)?;
         run.write(self.op().d_operand(), d)?;
-        for (operand, view) in
-            [(O::X, x), (O::Gamma, gamma), (O::Beta, beta), (O::Residual, residual), (O::Factor, factor)]
-        {
-            run.read(operand, view)?;
-        }
+        let read = [
+            (O::X, x),
+            (O::Gamma, gamma),
+            (O::Beta, beta),
+            (O::Residual, residual),
+            (O::Factor, factor),
+            (O::Gate, gate),
+        ];
+        read.into_iter().try_for_each(|(operand, view)| run.read(operand, view))?;
         run.write(self.op().sum_operand().unwrap_or(O::Sum), sum)?;
         for (operand, view) in [(O::Scales, scales), (O::TokenFactors, token_factors), (O::Sums, sums)] {
             run.write(operand, view)?;

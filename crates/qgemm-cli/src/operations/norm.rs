@@ -3,7 +3,8 @@
 use std::fmt;
 
 use qgemm_api::{
-    Buffer, Context, DType, Norm, NormArgs, NormFunction, NormKind, PlanRecord, QuantizedX, XFactor, XFormat,
+    Buffer, Context, DType, GateFunction, Norm, NormArgs, NormFunction, NormKind, PlanRecord, QuantizedX, XFactor,
+    XFormat,
 };
 
 use qgemm_testkit::{NormCase, Selection, TestCase};
@@ -24,6 +25,7 @@ const SHAPES: [[usize; 2]; 3] = [[1, 4096], [512, 4096], [4096, 8192]];
 
 /// A norm to measure, with a gamma in X's type. LayerNorm has a
 /// beta.
+#[derive(Clone, Copy)]
 pub struct Subject {
     rows: usize,
     columns: usize,
@@ -33,6 +35,8 @@ pub struct Subject {
     /// Whether a residual in X's type is added, with the sum in its
     /// memory.
     adds: bool,
+    /// Whether the result is multiplied by the SiLU of a gate.
+    gated: bool,
 }
 
 impl fmt::Display for Subject {
@@ -41,8 +45,8 @@ impl fmt::Display for Subject {
     }
 }
 
-/// Every shape as RMSNorm, with and without a residual, and as
-/// LayerNorm. The default type is f16.
+/// Every shape as RMSNorm, plain, with a residual and with a gate, and
+/// as LayerNorm. The default type is f16.
 ///
 /// # Errors
 /// When a shape is invalid.
@@ -54,15 +58,28 @@ pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
     let from = args.from.unwrap_or(DType::F16);
     let to = args.x_format.unwrap_or(args.to.unwrap_or(from).into());
     let of_shape = |[rows, columns]: [usize; 2]| {
-        let kinds = [(NormKind::Rms, false), (NormKind::Rms, true), (NormKind::Layer, false)];
-        kinds.map(|(kind, adds)| Subject { rows, columns, from, to, kind, adds })
+        let plain = Subject { rows, columns, from, to, kind: NormKind::Rms, adds: false, gated: false };
+        let all = [
+            plain,
+            Subject { adds: true, ..plain },
+            Subject { gated: true, ..plain },
+            Subject { kind: NormKind::Layer, ..plain },
+        ];
+        // Quantized results have no gate.
+        all.into_iter().filter(move |subject| !subject.gated || to.plain().is_some())
     };
     Ok(shapes.into_iter().flat_map(of_shape).collect())
 }
 
 impl Subject {
     fn description(&self) -> String {
-        let added = if self.adds { " residual" } else { "" };
+        let added = if self.adds {
+            " residual"
+        } else if self.gated {
+            " gate"
+        } else {
+            ""
+        };
         format!("{} {}->{}{added}", self.kind, self.from, self.to)
     }
 
@@ -70,6 +87,7 @@ impl Subject {
         let function = NormFunction::new(self.kind, 1e-6).gamma(self.from);
         let function = if self.kind == NormKind::Layer { function.beta(self.from) } else { function };
         let norm = Norm::new(self.rows, self.columns, self.from, function).d_format(self.to);
+        let norm = if self.gated { norm.gate(GateFunction::Silu) } else { norm };
         if self.adds { norm.residual(self.from).sum_in_place() } else { norm }
     }
 }
@@ -80,7 +98,7 @@ impl Subject {
 /// # Errors
 /// When no kernel supports it, or the device fails.
 pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
-    let &Subject { rows, columns, from, to, kind, adds } = subject;
+    let &Subject { rows, columns, from, to, kind, adds, gated } = subject;
     let plan = ctx.plan_norm(&subject.norm())?;
     let x_bytes = rows * columns * from.bytes();
     let d_bytes = to.plain().map_or(0, |dtype| rows * columns * dtype.bytes());
@@ -89,6 +107,7 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
     let encoded = from.encode(&values);
     let uploaded = || places.iter().map(|_| ctx.upload(&encoded)).collect::<Result<Vec<Buffer>, _>>();
     let x = uploaded()?;
+    let z = if gated { uploaded()? } else { Vec::new() };
     let sum_bytes = if adds { x_bytes } else { 0 };
     let mut d: Vec<Buffer> = places.iter().map(|_| ctx.allocate(d_bytes)).collect::<Result<_, _>>()?;
     // They grow by X with every run, which does not change the time.
@@ -111,6 +130,7 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         if kind == NormKind::Layer {
             args = args.beta(&of_columns);
         }
+        args.gate = z.get(place).map(Into::into);
         if adds {
             args = args.sum(&mut sum[place]);
         }

@@ -17,6 +17,7 @@ pub mod optimizer;
 pub mod quantize;
 pub mod routing;
 pub mod sampling;
+pub mod short_conv;
 pub mod unpack;
 
 use qgemm_hal::{Catalog, with_operations};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use qgemm_formats::DType;
 use qgemm_hal::{
     BufferRef, CheckedNorm, Dense, Device, DeviceId, DeviceInfo, Families, Family, Geometry, HalError, HostMemory,
-    HostStream, Kernel, KernelId, LaunchSequence, LaunchStep, NormConfig, NormFunction, NormKind, NormLaunch,
+    HostStream, Kernel, KernelId, LaunchSequence, LaunchStep, NormConfig, NormFunction, NormGate, NormKind, NormLaunch,
     NormOperand, NormQuantizeSpec, NormSpec, Operand, Operands, Operation, QuantizedD, Spec, Stream, Unsupported,
     XPlanes,
 };
@@ -75,6 +75,9 @@ fn kernel_id(op: &CheckedNorm) -> KernelId {
 
 /// Checks that the kernel supports `op`.
 fn check(op: &CheckedNorm) -> Result<(), Unsupported> {
+    if op.groups > 1 && op.quantized.is_some() {
+        return Err(Unsupported::new("quantizes rows without groups of features"));
+    }
     let added = op.added.is_none_or(|added| added.residual.col_stride == 1 && added.sum.col_stride == 1);
     match op.x.col_stride == 1 && op.d.col_stride == 1 && added && !op.gathers {
         true => Ok(()),
@@ -135,6 +138,8 @@ struct Job<'a> {
     residual: Option<Rows<'a>>,
     gamma: Option<Input<'a>>,
     beta: Option<Input<'a>>,
+    /// z of the gate.
+    gate: Option<(NormGate, Input<'a>)>,
     sum: Option<Output<'a>>,
     d: Normalized<'a>,
 }
@@ -161,6 +166,10 @@ impl<'a> Job<'a> {
         };
         let gamma = of_columns(operands.take(O::Gamma), O::Gamma, op.function.gamma)?;
         let beta = of_columns(operands.take(O::Beta), O::Beta, op.function.beta)?;
+        let gate = match op.gate {
+            Some(gate) => Some((gate, input(operands.take(O::Gate), O::Gate, gate.z, shape)?)),
+            None => None,
+        };
         let x = match op.x_operand() {
             O::XAndD => Rows::OfD,
             O::XAndSum => Rows::OfSum,
@@ -191,7 +200,7 @@ impl<'a> Job<'a> {
             (None, Some(quantized)) => Normalized::Quantized(planes(op, &quantized, &mut operands)?),
             (None, None) => return Err(absent(O::D.name(), 1)),
         };
-        Ok(Self { op, simd, x, residual, gamma, beta, sum, d })
+        Ok(Self { op, simd, x, residual, gamma, beta, gate, sum, d })
     }
 
     fn run(&self, threads: usize) {
@@ -200,12 +209,16 @@ impl<'a> Job<'a> {
         let tasks = 0..self.op.rows.div_ceil(rows_of_task);
         let work = |task: usize| {
             let first = task * rows_of_task;
-            let scratch = if self.keeps() { self.op.columns.next_multiple_of(PART) } else { PART };
+            // Of a row that is not cached, a part and its gate.
+            let scratch = if self.keeps() { self.columns().next_multiple_of(PART) } else { 2 * PART };
             // Parts of gamma (or the residual) and of beta,
             // beside the cached row.
             arena::with_tile(scratch + 2 * PART, |tile| {
                 let (kept, part) = tile.split_at_mut(scratch);
-                (first..self.op.rows.min(first + rows_of_task)).for_each(|row| self.row(row, kept, part));
+                for row in first..self.op.rows.min(first + rows_of_task) {
+                    (0..self.op.groups).for_each(|group| self.group(row, group * self.columns(), kept, part));
+                    self.pad(row, part);
+                }
             });
         };
         match threads {
@@ -214,16 +227,21 @@ impl<'a> Job<'a> {
         }
     }
 
+    /// Columns over which the means are taken.
+    fn columns(&self) -> usize {
+        self.op.columns / self.op.groups
+    }
+
     /// Whether rows are cached between statistics and result.
     /// Quantized rows always are.
     fn keeps(&self) -> bool {
-        self.op.columns <= KEPT || matches!(self.d, Normalized::Quantized(_))
+        self.columns() <= KEPT || matches!(self.d, Normalized::Quantized(_))
     }
 
-    /// Normalizes a row. `kept` has room for all
-    /// of it, or for a part.
-    fn row(&self, row: usize, kept: &mut [f32], part: &mut [f32]) {
-        let columns = self.op.columns;
+    /// Normalizes the group of a row that begins at column `start`.
+    /// `kept` has room for all of it, or for a part and its gate.
+    fn group(&self, row: usize, start: usize, kept: &mut [f32], part: &mut [f32]) {
+        let columns = self.columns();
         let is_kept = self.keeps();
         // Without a residual, an uncached row need not be read now.
         if is_kept || self.residual.is_some() {
@@ -231,36 +249,54 @@ impl<'a> Job<'a> {
                 let width = PART.min(columns - first);
                 let place = if is_kept { first } else { 0 };
                 let values = &mut kept[place..place + width];
-                self.load(&self.x, row, first, values);
-                self.add_residual(row, first, values, &mut part[..width]);
+                self.load(&self.x, row, start + first, values);
+                self.add_residual(row, start + first, values, &mut part[..width]);
+                if is_kept {
+                    self.multiply(true, row, start + first, values, &mut part[..width]);
+                }
             }
         }
-        let how = statistics(self.simd, &self.op.function, columns, |visit| self.parts(row, kept, visit));
-        self.parts(row, kept, &mut |first, values| {
+        let how = statistics(self.simd, &self.op.function, columns, |visit| self.parts(row, start, kept, visit));
+        self.parts(row, start, kept, &mut |first, values| {
             let (gamma, beta) = part.split_at_mut(PART);
             let of_columns = |input: &Option<Input<'_>>, out: &mut [f32]| match input {
                 Some(input) => {
-                    input.part(self.simd, 0, first, &mut out[..values.len()]);
+                    input.part(self.simd, 0, start + first, &mut out[..values.len()]);
                     values.len()
                 }
                 None => 0,
             };
             let lengths = [of_columns(&self.gamma, gamma), of_columns(&self.beta, beta)];
             self.simd.normalize(&how, &gamma[..lengths[0]], &beta[..lengths[1]], values);
+            self.multiply(false, row, start + first, values, &mut gamma[..values.len()]);
             if let Normalized::Plain(d) = &self.d {
                 // SAFETY: the row belongs to this thread.
-                unsafe { d.store_part(row, first, values) };
+                unsafe { d.store_part(row, start + first, values) };
             }
         });
-        let d = match &self.d {
-            Normalized::Plain(d) => d,
+        if let Normalized::Quantized(planes) = &self.d {
             // SAFETY: as above.
-            Normalized::Quantized(planes) => return unsafe { planes.quantize(row, &kept[..columns]) },
-        };
-        part.fill(0.0);
+            unsafe { planes.quantize(row, &kept[..columns]) };
+        }
+    }
+
+    /// Multiplies values by their gate, if there is one at this place.
+    fn multiply(&self, before: bool, row: usize, first: usize, values: &mut [f32], z: &mut [f32]) {
+        let Some((gate, input)) = self.gate.as_ref().filter(|(gate, _)| gate.before == before) else { return };
+        input.part(self.simd, row, first, z);
+        self.simd.gate(gate.function, z, values);
+    }
+
+    /// Stores the columns of zeros behind those of X.
+    fn pad(&self, row: usize, part: &mut [f32]) {
+        let Normalized::Plain(d) = &self.d else { return };
+        let columns = self.op.columns;
+        if columns < self.op.d_columns {
+            part.fill(0.0);
+        }
         for first in (columns..self.op.d_columns).step_by(PART) {
             let width = PART.min(self.op.d_columns - first);
-            // SAFETY: as above.
+            // SAFETY: the row belongs to this thread.
             unsafe { d.store_part(row, first, &part[..width]) };
         }
     }
@@ -289,18 +325,21 @@ impl<'a> Job<'a> {
         unsafe { written.load_part(self.simd, row, first, out) };
     }
 
-    /// Calls `visit` with the first column and the values of
-    /// each part of the norm's input.
-    fn parts(&self, row: usize, kept: &mut [f32], visit: &mut dyn FnMut(usize, &mut [f32])) {
-        let columns = self.op.columns;
+    /// Calls `visit` with the first column in the group and the values
+    /// of each part of the norm's input.
+    fn parts(&self, row: usize, start: usize, kept: &mut [f32], visit: &mut dyn FnMut(usize, &mut [f32])) {
+        let columns = self.columns();
         if self.keeps() {
             let parts = kept[..columns].chunks_mut(PART);
             parts.enumerate().for_each(|(i, values)| visit(i * PART, values));
             return;
         }
         for first in (0..columns).step_by(PART) {
-            let values = &mut kept[..PART.min(columns - first)];
-            self.load(if self.residual.is_some() { &Rows::OfSum } else { &self.x }, row, first, values);
+            let width = PART.min(columns - first);
+            let (values, z) = kept.split_at_mut(PART);
+            let values = &mut values[..width];
+            self.load(if self.residual.is_some() { &Rows::OfSum } else { &self.x }, row, start + first, values);
+            self.multiply(true, row, start + first, values, &mut z[..width]);
             visit(first, values);
         }
     }

@@ -160,7 +160,7 @@ unsafe fn polynomial<V: Vector, const N: usize>(x: V::Floats, coefficients: [f32
 
 /// `1 / (1 + exp(−x))`.
 #[inline(always)]
-unsafe fn sigmoid<V: Vector>(x: V::Floats) -> V::Floats {
+pub(super) unsafe fn sigmoid<V: Vector>(x: V::Floats) -> V::Floats {
     // SAFETY: guaranteed by the caller.
     unsafe {
         let one = V::splat(1.0);

@@ -3,7 +3,7 @@
 use qgemm_formats::DType;
 use qgemm_formats::prepack::{FragmentLayout, PackedLayout};
 use qgemm_hal::op::attention::{KV_BLOCK, KV_SCALE_BYTES};
-use qgemm_hal::{KvFormat, SimdLevel};
+use qgemm_hal::{GateFunction, KvFormat, SimdLevel};
 
 use super::codes::UNIT;
 use super::dot::{LEAST_SUB_BLOCK, SCALED_COLUMNS};
@@ -13,7 +13,7 @@ use super::portable;
 use super::vector::LANES;
 use super::{
     BLOCK_ROWS, Epilogue, Extent, KTile, KvRow, MultiplyCodes, Normalization, OfRows, OfToken, Operands, Panel,
-    Quantization, Recurrence, Scales, Simd, TILE_KEYS, readable, scaled_sub_blocks,
+    Quantization, Recurrence, Scales, Simd, TILE_KEYS, Taps, readable, scaled_sub_blocks,
 };
 #[cfg(all(feature = "simd", target_arch = "x86_64"))]
 use super::{avx2, avx512};
@@ -231,6 +231,24 @@ impl Simd {
         assert!(states.len() == values.len() * width && out.len() == values.len(), "every value has a row");
         // SAFETY: as in `decode`.
         unsafe { (self.recur)(token, values, states, out) }
+    }
+
+    /// Multiplies `values` by the activation of `z`.
+    pub fn gate(&self, function: GateFunction, z: &[f32], values: &mut [f32]) {
+        assert_eq!(z.len(), values.len(), "every value has a gate");
+        // SAFETY: as in `decode`.
+        unsafe { (self.gate)(function, z, values) }
+    }
+
+    /// Weighted sums of the rows of inputs from the first on:
+    /// one token of a depthwise convolution.
+    pub fn convolve(&self, taps: &Taps<'_>, inputs: &[f32], out: &mut [f32]) {
+        let Taps { weights, bias, width, pitch, .. } = *taps;
+        let end = (width - 1) * pitch + out.len();
+        assert!(out.len().is_multiple_of(LANES) && out.len() <= pitch, "channels are whole vectors of a row");
+        assert!(end <= weights.len().min(inputs.len()) && out.len() <= bias.len(), "rows lie in scratch memory");
+        // SAFETY: as in `decode`.
+        unsafe { (self.convolve)(taps, inputs, out) }
     }
 
     /// `sums[token][row] += Σ w[tile][column][lane] · x[token][column]` for

@@ -28,6 +28,8 @@ macro_rules! level {
             normalize,
             add,
             recur,
+            gate,
+            convolve,
             multiply: &[$(multiply::<$tiles, $tokens>),*],
             unpack_codes: crate::simd::of_shapes!(unpack_codes []; 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21),
             multiply_codes: [
@@ -197,6 +199,22 @@ macro_rules! level {
         ) {
             // SAFETY: guaranteed by the caller.
             unsafe { crate::simd::recurrence::recur::<$vector>(token, values, states, out) }
+        }
+
+        /// # Safety
+        /// As for `gate::gate`.
+        $(#[target_feature(enable = $features)])?
+        unsafe fn gate(function: qgemm_hal::GateFunction, z: &[f32], values: &mut [f32]) {
+            // SAFETY: guaranteed by the caller.
+            unsafe { crate::simd::gate::gate::<$vector>(function, z, values) }
+        }
+
+        /// # Safety
+        /// As for `convolution::convolve`.
+        $(#[target_feature(enable = $features)])?
+        unsafe fn convolve(taps: &crate::simd::Taps<'_>, inputs: &[f32], out: &mut [f32]) {
+            // SAFETY: guaranteed by the caller.
+            unsafe { crate::simd::convolution::convolve::<$vector>(taps, inputs, out) }
         }
 
         /// # Safety

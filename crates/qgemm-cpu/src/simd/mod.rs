@@ -7,9 +7,11 @@ mod activation;
 mod attention;
 mod checked;
 mod codes;
+mod convolution;
 mod dense;
 mod dot;
 mod epilogue;
+mod gate;
 mod indexer;
 mod kernel;
 mod kv_tile;
@@ -34,12 +36,13 @@ mod neon;
 
 use qgemm_formats::prepack::PackedLayout;
 use qgemm_formats::{DType, Encoding};
-use qgemm_hal::{KvFormat, SimdLevel};
+use qgemm_hal::{GateFunction, KvFormat, SimdLevel};
 
 use codes::CodeShape;
 use level::{level, of_shapes};
 
 pub use attention::{Extent, Panel};
+pub use convolution::Taps;
 pub use dot::{Operands, Tile};
 pub use epilogue::{Epilogue, OfRows, OfToken};
 pub use kv_tile::{KvRow, TILE_KEYS, readable};
@@ -110,6 +113,10 @@ type Normalize = unsafe fn(how: &Normalization, gamma: &[f32], beta: &[f32], val
 type Add = unsafe fn(other: &[f32], values: &mut [f32]);
 /// [`recurrence::recur`] of a level.
 type Recur = unsafe fn(token: &Recurrence<'_>, values: &[f32], states: &mut [f32], out: &mut [f32]);
+/// [`gate::gate`] of a level.
+type Gate = unsafe fn(function: GateFunction, z: &[f32], values: &mut [f32]);
+/// [`convolution::convolve`] of a level.
+type Convolve = unsafe fn(taps: &Taps<'_>, inputs: &[f32], out: &mut [f32]);
 
 /// The kernels of one level.
 #[derive(Debug)]
@@ -134,6 +141,8 @@ pub struct Simd {
     normalize: Normalize,
     add: Add,
     recur: Recur,
+    gate: Gate,
+    convolve: Convolve,
     /// For one token, for two, ….
     multiply: &'static [Multiply],
     /// For every shape of packed codes.

@@ -677,6 +677,13 @@ static_assert(QG_OFFSET_OF(NormPointers, x_row) == 56, "layout");
 static_assert(QG_OFFSET_OF(NormPointers, residual_row) == 64, "layout");
 static_assert(QG_OFFSET_OF(NormPointers, sum_row) == 72, "layout");
 static_assert(QG_OFFSET_OF(NormPointers, d_row) == 80, "layout");
+struct NormGatePointers {
+    u64 z;  // z.
+    u64 z_row;  // Stride between rows of z, in elements.
+    u64 groups;  // Groups of features.
+}; static_assert(sizeof(NormGatePointers) == 24, "layout");
+static_assert(QG_OFFSET_OF(NormGatePointers, z_row) == 8, "layout");
+static_assert(QG_OFFSET_OF(NormGatePointers, groups) == 16, "layout");
 struct KvAppendPointers {
     u64 new_k;  // New keys.
     u64 new_v;  // New values.
@@ -728,6 +735,56 @@ static_assert(QG_OFFSET_OF(KvAppendPointers, v_lanes) == 128, "layout");
 static_assert(QG_OFFSET_OF(KvAppendPointers, k_scale) == 132, "layout");
 static_assert(QG_OFFSET_OF(KvAppendPointers, v_scale) == 136, "layout");
 static_assert(QG_OFFSET_OF(KvAppendPointers, turns_last) == 140, "layout");
+struct ShortConvShape {
+    u32 sequences;  // Sequences.
+    u32 tokens;  // Tokens of all sequences.
+    u32 most_queries;  // Maximum tokens of a sequence.
+    u32 channels;  // Channels.
+    u32 width;  // Kernel width.
+    u32 slots;  // Slots of the state; 0 without state.
+    u32 flags;  // `FLAG_` constants: `SILU`, `FROM_ZEROS`; on CUDA also `ALIGNED16` and `BIAS_ALIGNED16`, on wgpu `BIAS`, `Q_OFFSETS`, `ADVANCE`, `INPUT_GATE`, `OUTPUT_GATE`.
+    u32 dtype;  // Element type (0 = f32, 1 = f16, 2 = bf16); wgpu only.
+}; static_assert(sizeof(ShortConvShape) == 32, "layout");
+static_assert(QG_OFFSET_OF(ShortConvShape, tokens) == 4, "layout");
+static_assert(QG_OFFSET_OF(ShortConvShape, most_queries) == 8, "layout");
+static_assert(QG_OFFSET_OF(ShortConvShape, channels) == 12, "layout");
+static_assert(QG_OFFSET_OF(ShortConvShape, width) == 16, "layout");
+static_assert(QG_OFFSET_OF(ShortConvShape, slots) == 20, "layout");
+static_assert(QG_OFFSET_OF(ShortConvShape, flags) == 24, "layout");
+static_assert(QG_OFFSET_OF(ShortConvShape, dtype) == 28, "layout");
+struct ShortConvPointers {
+    u64 x;  // X.
+    u64 weight;  // Weights, f32.
+    u64 bias;  // Bias, f32.
+    u64 input_gate;  // Input gate.
+    u64 output_gate;  // Output gate.
+    u64 q_offsets;  // Token offsets, u32.
+    u64 slots;  // Slot of each sequence, i32.
+    u64 advance;  // Tokens that enter the state of each sequence, u32.
+    u64 state;  // State.
+    u64 d;  // D.
+    u64 x_row;  // Stride between rows of X.
+    u64 input_gate_row;  // Stride between rows of the input gate.
+    u64 output_gate_row;  // Stride between rows of the output gate.
+    u64 d_row;  // Stride between rows of D.
+    u64 slot_stride;  // Stride between slots of the state.
+    u64 tile_tokens;  // Tokens of a CTA.
+}; static_assert(sizeof(ShortConvPointers) == 128, "layout");
+static_assert(QG_OFFSET_OF(ShortConvPointers, weight) == 8, "layout");
+static_assert(QG_OFFSET_OF(ShortConvPointers, bias) == 16, "layout");
+static_assert(QG_OFFSET_OF(ShortConvPointers, input_gate) == 24, "layout");
+static_assert(QG_OFFSET_OF(ShortConvPointers, output_gate) == 32, "layout");
+static_assert(QG_OFFSET_OF(ShortConvPointers, q_offsets) == 40, "layout");
+static_assert(QG_OFFSET_OF(ShortConvPointers, slots) == 48, "layout");
+static_assert(QG_OFFSET_OF(ShortConvPointers, advance) == 56, "layout");
+static_assert(QG_OFFSET_OF(ShortConvPointers, state) == 64, "layout");
+static_assert(QG_OFFSET_OF(ShortConvPointers, d) == 72, "layout");
+static_assert(QG_OFFSET_OF(ShortConvPointers, x_row) == 80, "layout");
+static_assert(QG_OFFSET_OF(ShortConvPointers, input_gate_row) == 88, "layout");
+static_assert(QG_OFFSET_OF(ShortConvPointers, output_gate_row) == 96, "layout");
+static_assert(QG_OFFSET_OF(ShortConvPointers, d_row) == 104, "layout");
+static_assert(QG_OFFSET_OF(ShortConvPointers, slot_stride) == 112, "layout");
+static_assert(QG_OFFSET_OF(ShortConvPointers, tile_tokens) == 120, "layout");
 struct IndexerParams {
     u64 q;  // Queries.
     u64 k;  // Keys.
@@ -967,6 +1024,11 @@ constexpr u32 QG_FLAG_A_SCALE = 4194304;
 constexpr u32 QG_FLAG_B_SCALE = 8388608;
 constexpr u32 QG_FLAG_ALIGNED16 = 524288;
 constexpr u32 QG_FLAG_COPY = 1048576;
+constexpr u32 QG_FLAG_SILU = 1048576;
+constexpr u32 QG_FLAG_FROM_ZEROS = 4194304;
+constexpr u32 QG_FLAG_ADVANCE = 8388608;
+constexpr u32 QG_FLAG_INPUT_GATE = 16777216;
+constexpr u32 QG_FLAG_OUTPUT_GATE = 33554432;
 constexpr u32 QG_FLAG_CAUSAL = 524288;
 constexpr u32 QG_FLAG_SOFT_CAP = 1048576;
 constexpr u32 QG_FLAG_Q_OFFSETS = 2097152;
@@ -990,6 +1052,8 @@ constexpr u32 QG_FLAG_BETA_ALIGNED16 = 16777216;
 constexpr u32 QG_FLAG_X_IN_D = 33554432;
 constexpr u32 QG_FLAG_X_IN_SUM = 67108864;
 constexpr u32 QG_FLAG_RESIDUAL_IN_SUM = 134217728;
+constexpr u32 QG_FLAG_GATE = 536870912;
+constexpr u32 QG_FLAG_GATE_BEFORE = 1073741824;
 constexpr u32 QG_GEMM_FLAGS = 8191;
 constexpr u32 QG_ACTIVATION_IDENTITY = 0;
 constexpr u32 QG_ACTIVATION_RELU = 1;

@@ -22,6 +22,7 @@ mod quantize;
 mod repack;
 mod routing;
 mod sampling;
+mod short_conv;
 mod unpack;
 
 use qgemm_formats::Format;

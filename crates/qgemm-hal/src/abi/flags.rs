@@ -3,7 +3,8 @@
 
 #[cfg(doc)]
 use super::{
-    AttentionShape, ConvertShape, GemmShape, LinearAttentionShape, MatmulShape, NormShape, OptimizerShape, RoutingShape,
+    AttentionShape, ConvertShape, GemmShape, LinearAttentionShape, MatmulShape, NormShape, OptimizerShape,
+    RoutingShape, ShortConvShape,
 };
 
 /// [`GemmShape::flags`]: W has row scales.
@@ -36,7 +37,7 @@ pub const FLAG_X_FACTOR: u32 = 4096;
 pub const FLAG_ROW_IN_SHARED: u32 = 8192;
 
 /// [`RoutingShape::flags`]: scores are the sigmoid of the logits; with neither this flag nor
-/// `SQRT_SOFTPLUS` their softmax.
+/// `SQRT_SOFTPLUS` their softmax. [`NormShape::flags`]: the gate's activation is the sigmoid.
 pub const FLAG_SIGMOID: u32 = 1 << 14;
 /// [`RoutingShape::flags`]: weights are divided by their sum.
 pub const FLAG_RENORMALIZE: u32 = 1 << 15;
@@ -64,6 +65,17 @@ pub const FLAG_ALIGNED16: u32 = 1 << 19;
 /// [`OptimizerShape::flags`]: a 16-bit copy of the parameters is written.
 pub const FLAG_COPY: u32 = 1 << 20;
 
+/// [`ShortConvShape::flags`]: the activation is SiLU.
+pub const FLAG_SILU: u32 = 1 << 20;
+/// [`ShortConvShape::flags`]: sequences start from zeros, whatever the state is.
+pub const FLAG_FROM_ZEROS: u32 = 1 << 22;
+/// [`ShortConvShape::flags`]: the tokens that enter the state are counted; wgpu only.
+pub const FLAG_ADVANCE: u32 = 1 << 23;
+/// [`ShortConvShape::flags`]: X has a gate; wgpu only.
+pub const FLAG_INPUT_GATE: u32 = 1 << 24;
+/// [`ShortConvShape::flags`]: the result has a gate; wgpu only.
+pub const FLAG_OUTPUT_GATE: u32 = 1 << 25;
+
 /// [`AttentionShape::flags`]: causal mask.
 pub const FLAG_CAUSAL: u32 = 1 << 19;
 /// [`AttentionShape::flags`]: scores have a soft cap.
@@ -82,7 +94,7 @@ pub const FLAG_Q_ALIGNED: u32 = 1 << 25;
 pub const FLAG_KV_ALIGNED: u32 = 1 << 26;
 /// [`AttentionShape::flags`]: vector stores of eight features of D.
 pub const FLAG_D_ALIGNED: u32 = 1 << 27;
-/// [`AttentionShape::flags`]: vector loads of eight features of the gate.
+/// [`AttentionShape::flags`], [`NormShape::flags`]: vector loads of eight features of the gate.
 pub const FLAG_GATE_ALIGNED: u32 = 1 << 28;
 
 /// [`LinearAttentionShape::flags`]: there is a delta term.
@@ -112,6 +124,11 @@ pub const FLAG_X_IN_D: u32 = 1 << 25;
 pub const FLAG_X_IN_SUM: u32 = 1 << 26;
 /// [`NormShape::flags`]: the sum overwrites the residual; wgpu only.
 pub const FLAG_RESIDUAL_IN_SUM: u32 = 1 << 27;
+
+/// [`NormShape::flags`]: there is a gate, of SiLU unless `SIGMOID`; wgpu reads z as the residual.
+pub const FLAG_GATE: u32 = 1 << 29;
+/// [`NormShape::flags`]: the gate multiplies X instead of the result.
+pub const FLAG_GATE_BEFORE: u32 = 1 << 30;
 
 /// All flags of a product. The epilogue's fast path
 /// masks out the flags that it supports, and is used
@@ -147,6 +164,11 @@ pub const FLAGS: &[(&str, u32)] = &[
     ("B_SCALE", FLAG_B_SCALE),
     ("ALIGNED16", FLAG_ALIGNED16),
     ("COPY", FLAG_COPY),
+    ("SILU", FLAG_SILU),
+    ("FROM_ZEROS", FLAG_FROM_ZEROS),
+    ("ADVANCE", FLAG_ADVANCE),
+    ("INPUT_GATE", FLAG_INPUT_GATE),
+    ("OUTPUT_GATE", FLAG_OUTPUT_GATE),
     ("CAUSAL", FLAG_CAUSAL),
     ("SOFT_CAP", FLAG_SOFT_CAP),
     ("Q_OFFSETS", FLAG_Q_OFFSETS),
@@ -170,4 +192,6 @@ pub const FLAGS: &[(&str, u32)] = &[
     ("X_IN_D", FLAG_X_IN_D),
     ("X_IN_SUM", FLAG_X_IN_SUM),
     ("RESIDUAL_IN_SUM", FLAG_RESIDUAL_IN_SUM),
+    ("GATE", FLAG_GATE),
+    ("GATE_BEFORE", FLAG_GATE_BEFORE),
 ];

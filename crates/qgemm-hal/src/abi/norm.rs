@@ -57,3 +57,17 @@ abi_struct! {
         pub d_row: u64,
     }
 }
+
+abi_struct! {
+    /// Gate and groups of features of one `norm`; CUDA only. The
+    /// columns of [`NormShape`] are those of a group, its rows
+    /// groups of rows.
+    pub struct NormGatePointers {
+        /// z.
+        pub z: u64,
+        /// Stride between rows of z, in elements.
+        pub z_row: u64,
+        /// Groups of features.
+        pub groups: u64,
+    }
+}

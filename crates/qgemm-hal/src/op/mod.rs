@@ -26,6 +26,7 @@ pub mod optimizer;
 pub mod quantize;
 pub mod routing;
 pub mod sampling;
+pub mod short_conv;
 pub mod unpack;
 
 use std::fmt;

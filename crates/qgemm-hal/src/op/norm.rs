@@ -116,6 +116,47 @@ impl Hash for NormFunction {
     }
 }
 
+/// Activation of a norm's gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum GateFunction {
+    /// `z · sigmoid(z)`.
+    Silu,
+    /// `sigmoid(z)`.
+    Sigmoid,
+}
+
+impl GateFunction {
+    /// Both.
+    pub const ALL: [GateFunction; 2] = [GateFunction::Silu, GateFunction::Sigmoid];
+
+    /// Lower-case name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            GateFunction::Silu => "silu",
+            GateFunction::Sigmoid => "sigmoid",
+        }
+    }
+}
+
+impl fmt::Display for GateFunction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Gate of a norm: `act(z)` multiplies the result, or X. Products
+/// are f32 and unrounded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct NormGate {
+    /// z, `[rows, columns]`, in the type of X.
+    pub z: Dense,
+    /// The activation.
+    pub function: GateFunction,
+    /// Whether X is multiplied instead of the result.
+    pub before: bool,
+}
+
 /// A residual that is added to X before the norm,
 /// and the output of the sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -161,6 +202,10 @@ pub struct QuantizedD {
 /// beyond X are 0. With an order, column `c` of D
 /// is column `order[c]` of X; entries outside X yield zero columns.
 ///
+/// With groups of features, the means are taken over each group of
+/// `columns / groups` columns. With a gate, its activation multiplies
+/// D, or X before the norm.
+///
 /// A quantized result is [`XParts::quantize_row`] of the unrounded
 /// f32 row. D is not written then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -170,6 +215,9 @@ pub struct CheckedNorm {
     /// Columns of X, over which the means are
     /// taken; at least 1.
     pub columns: usize,
+    /// Groups of features; a divisor of `columns`. With several, D has
+    /// no further columns.
+    pub groups: usize,
     /// Columns of D: those of X, or others with an
     /// order or as a prologue.
     pub d_columns: usize,
@@ -190,6 +238,8 @@ pub struct CheckedNorm {
     /// Whether an order maps columns of D to columns of X.
     /// Not with a residual, nor in place.
     pub gathers: bool,
+    /// The gate.
+    pub gate: Option<NormGate>,
 }
 
 operands! {
@@ -225,6 +275,8 @@ operands! {
         TokenFactors: "the token factors" Write,
         /// X block sums.
         Sums: "the sums" Write,
+        /// z of the gate.
+        Gate: "the gate" Read,
     }
 }
 
@@ -287,6 +339,16 @@ impl NormQuantizeSpec {
     }
 }
 
+spec! {
+    /// Kernel identity keys of `norm` with a gate or groups of
+    /// features. Kind, types and gate are run-time parameters.
+    pub struct NormGatedSpec {
+        /// Groups of eight columns that a thread keeps in
+        /// registers; 0 for rows of any length.
+        groups: u32,
+    }
+}
+
 /// A candidate kernel of a family, with what the
 /// scheduler ranks it by.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -324,11 +386,25 @@ impl CheckedNorm {
         let added = self.added.iter().flat_map(|added| [added.residual, added.sum]);
         let rounds = dtype == DType::F32;
         let whole = self.columns == self.d_columns && self.columns.is_multiple_of(8);
-        let whole = whole && !self.gathers && self.quantized.is_none();
+        let whole = whole && !self.gathers && self.quantized.is_none() && !self.is_gated();
         let is_row_of =
             |dense: Dense, any: bool| (any || dense.dtype == dtype) && dense.aligned16 && dense.col_stride == 1;
         let mut all = added.chain([self.x]).map(|dense| is_row_of(dense, false)).chain([is_row_of(self.d, rounds)]);
         (whole && all.all(|is_row| is_row)).then_some(dtype)
+    }
+
+    /// Whether there is a gate or several groups of features. Fast
+    /// kernels serve neither.
+    pub fn is_gated(&self) -> bool {
+        self.gate.is_some() || self.groups > 1
+    }
+
+    /// The norm with a row for each group of features, and strides
+    /// of whole rows.
+    pub fn of_groups(&self) -> Self {
+        let columns = self.columns / self.groups;
+        let d_columns = if self.groups > 1 { columns } else { self.d_columns };
+        Self { rows: self.rows * self.groups, columns, d_columns, ..*self }
     }
 
     /// The format of the result.
@@ -382,6 +458,7 @@ impl Operation for CheckedNorm {
             function.gamma.map(|_| O::Gamma),
             function.beta.map(|_| O::Beta),
             self.gathers.then_some(O::Order),
+            self.gate.map(|_| O::Gate),
             Some(self.d_operand()),
             self.sum_operand(),
         ];
@@ -419,7 +496,8 @@ impl Operation for CheckedNorm {
                 self.rows as f64 * (parts.code_bytes(k) + parts.scale_bytes(k) + parts.sums(k) * 4 + factor) as f64
             }
         };
-        matrix(&self.x, self.columns) + written + added + self.d_columns as f64 * of_column as f64
+        let gate = self.gate.map_or(0.0, |gate| matrix(&gate.z, self.columns));
+        matrix(&self.x, self.columns) + gate + written + added + self.d_columns as f64 * of_column as f64
     }
 
     fn macs(&self) -> f64 {
@@ -427,9 +505,16 @@ impl Operation for CheckedNorm {
     }
 
     fn describe(&self) -> String {
-        let Self { rows, columns, function, x, .. } = self;
+        let Self { rows, columns, groups, function, x, .. } = self;
         let added = if self.added.is_some() { ", with a residual" } else { "" };
-        format!("{rows} x {columns} ({}) from {} to {}{added}", function.kind, x.dtype, self.d_format())
+        let gate = match self.gate {
+            Some(NormGate { before: true, function, .. }) => format!(", X gated by {function}"),
+            Some(NormGate { function, .. }) => format!(", gated by {function}"),
+            None => String::new(),
+        };
+        let groups = if *groups > 1 { format!(" in {groups} groups") } else { String::new() };
+        let of = format!("{rows} x {columns}{groups} ({}) from {}", function.kind, x.dtype);
+        format!("{of} to {}{added}{gate}", self.d_format())
     }
 
     fn is_nothing(&self) -> bool {
@@ -475,9 +560,17 @@ mod tests {
             added: None,
             x_overwrite: XOverwrite::Own,
             gathers: false,
+            groups: 1,
+            gate: None,
         };
         assert_eq!(op.operands(), [O::X, O::Gamma, O::D]);
         assert_eq!(op.traffic(), (2 * 3 * 64 * 2 + 64 * 4) as f64);
+        assert_eq!(op.aligned_dtype(), Some(DType::F16));
+        let gate = NormGate { z: dense, function: GateFunction::Silu, before: true };
+        let gated = CheckedNorm { gate: Some(gate), groups: 4, ..op };
+        assert_eq!((gated.operands().as_slice(), gated.aligned_dtype()), (&[O::X, O::Gamma, O::Gate, O::D][..], None));
+        assert_eq!(gated.traffic() - op.traffic(), (3 * 64 * 2) as f64);
+        assert_eq!((gated.of_groups().rows, gated.of_groups().columns, gated.of_groups().d_columns), (12, 16, 16));
         let in_place = CheckedNorm { x_overwrite: XOverwrite::D, ..op };
         assert_eq!(in_place.operands(), [O::XAndD, O::Gamma]);
         let added = Some(AddedResidual { residual: dense, sum: dense, in_place: true });

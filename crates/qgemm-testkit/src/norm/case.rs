@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use qgemm_api::{NormFunction, NormKind};
+use qgemm_api::{GateFunction, NormFunction, NormKind};
 use qgemm_formats::{DType, XFormat, XParts};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
@@ -69,16 +69,38 @@ pub struct NormLayout {
     pub x_gap: usize,
     /// Elements between the rows of D, which must not be written.
     pub d_gap: usize,
-    /// Elements between the rows of the residual.
+    /// Elements between the rows of the residual and of z.
     pub residual_gap: usize,
     /// Elements between the rows of the sum.
     pub sum_gap: usize,
     /// Offset of X and the sum from an aligned address, in elements.
     pub x_offset: usize,
-    /// Offset of D and the residual, in elements.
+    /// Offset of D, the residual and z, in elements.
     pub d_offset: usize,
     /// Offset of gamma and beta, in elements.
     pub gamma_offset: usize,
+}
+
+/// Gate of a case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct NormGateCase {
+    /// The activation.
+    pub function: GateFunction,
+    /// Whether X is multiplied instead of the result.
+    pub before: bool,
+}
+
+impl NormGateCase {
+    /// Every activation at every place.
+    pub const ALL: [Self; 4] = {
+        let [silu, sigmoid] = GateFunction::ALL;
+        [
+            Self { function: silu, before: false },
+            Self { function: silu, before: true },
+            Self { function: sigmoid, before: false },
+            Self { function: sigmoid, before: true },
+        ]
+    };
 }
 
 /// A norm to check.
@@ -88,6 +110,10 @@ pub struct NormCase {
     pub rows: usize,
     /// Columns of X.
     pub columns: usize,
+    /// Groups of features.
+    pub groups: usize,
+    /// The gate, if any.
+    pub gate: Option<NormGateCase>,
     /// Zero columns that D has past those of X.
     pub padding: usize,
     /// Type of X.
@@ -120,6 +146,8 @@ impl NormCase {
         Self {
             rows,
             columns,
+            groups: 1,
+            gate: None,
             padding: 0,
             x,
             d,
@@ -173,6 +201,11 @@ impl NormCase {
         activations(ActivationKind::Outliers, self.rows, self.columns, dtype, self.seed ^ 0x5e51_d0a1)
     }
 
+    /// z of the gate, if any: beyond the range of the sigmoid, too.
+    pub(super) fn gate_values(&self) -> Vec<f32> {
+        activations(ActivationKind::Outliers, self.rows, self.columns, self.x, self.seed ^ 0x6a7e_0000)
+    }
+
     /// Gamma and beta per column; 1 and 0 if absent.
     pub(super) fn of_columns(&self) -> [Vec<f32>; 2] {
         let mut rng = StdRng::seed_from_u64(self.seed ^ 0x6a44_a000);
@@ -191,7 +224,8 @@ impl NormCase {
 /// non-default fields.
 impl fmt::Display for NormCase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rows, columns, padding, x, d, to, function, added, place, values, layout, seed } = self;
+        let Self { rows, columns, groups, gate, padding, x, d, to, function, added, place, values, layout, seed } =
+            self;
         let to = to.unwrap_or((*d).into());
         write!(f, "{rows}x{columns} {} {x}->{to} {} eps={:e}", function.kind, values.name(), function.eps)?;
         for (name, dtype) in [("gamma", function.gamma), ("beta", function.beta)] {
@@ -201,6 +235,12 @@ impl fmt::Display for NormCase {
         }
         if let Some([residual, sum]) = added {
             write!(f, " residual={residual} sum={sum}")?;
+        }
+        if let Some(NormGateCase { function, before }) = gate {
+            write!(f, " gate={function}{}", if *before { " before" } else { "" })?;
+        }
+        if *groups > 1 {
+            write!(f, " groups={groups}")?;
         }
         if *place != NormAliasing::Apart {
             write!(f, " place={place:?}")?;

@@ -3,7 +3,7 @@
 use qgemm_api::{NormFunction, NormKind};
 use qgemm_formats::{DType, XFormat};
 
-use super::case::{NormAliasing, NormCase, NormLayout, NormValues};
+use super::case::{NormAliasing, NormCase, NormGateCase, NormLayout, NormValues};
 use crate::activations::ActivationKind;
 use crate::suite::{Cases, group};
 
@@ -15,6 +15,7 @@ pub(super) const GROUPS: &[Cases<NormCase>] = &[
     group("norm_values", "offset, constant, zero, huge and tiny rows, and what is not finite", values),
     group("norm_residual", "a residual added before, in every type, apart and in place", residual),
     group("norm_quantized", "results in every format of codes and scales", quantized),
+    group("norm_gated", "gates before and after, groups of features, of every length, type and layout", gated),
 ];
 
 /// Columns around the capacity of partial warps, warps, CTAs,
@@ -150,6 +151,47 @@ fn residual() -> Vec<NormCase> {
                 let case = NormCase::new(if columns > 2048 { 2 } else { 5 }, columns, kind, x, d).adding(residual, sum);
                 cases.push(NormCase { place, layout: layouts[cases.len() % 3], seed: cases.len() as u64, ..case });
             }
+        }
+    }
+    cases
+}
+
+/// Gates and groups of features around the capacity of kernels, in
+/// every type, with gaps and offsets, and D in the place of X.
+fn gated() -> Vec<NormCase> {
+    let layouts = [
+        NormLayout::default(),
+        NormLayout { x_gap: 8, d_gap: 16, residual_gap: 8, ..NormLayout::default() },
+        NormLayout { x_gap: 3, residual_gap: 5, d_offset: 1, gamma_offset: 1, ..NormLayout::default() },
+        NormLayout { x_offset: 1, d_gap: 1, ..NormLayout::default() },
+    ];
+    let shapes = [
+        [5, 128, 1],
+        [130, 128, 1],
+        [3, 256, 2],
+        [2, 33, 3],
+        [1, 7, 1],
+        [4, 600, 1],
+        [2, 1032, 4],
+        [3, 4096, 8],
+        [2, 2048, 1],
+        [2, 8208, 1],
+        [2, 17_001, 1],
+        [1, 40_000, 2],
+        [6, 48, 48],
+    ];
+    let mut cases = Vec::new();
+    for [rows, columns, groups] in shapes {
+        for gate in NormGateCase::ALL.map(Some).into_iter().chain([None].into_iter().filter(|_| groups > 1)) {
+            let i = cases.len();
+            let x = DType::ALL[i % 3];
+            let place = if i % 5 == 4 { NormAliasing::DInX } else { NormAliasing::Apart };
+            let d = if place.d_in_x() { x } else { DType::ALL[i / 3 % 3] };
+            let case = NormCase::new(rows, columns, NormKind::ALL[usize::from(i % 7 == 6)], x, d);
+            let padding = if groups == 1 && !place.d_in_x() { [0, 0, 9][i % 3] } else { 0 };
+            let values = [NormValues::Like(ActivationKind::Normal), NormValues::ZeroRows][usize::from(i % 6 == 5)];
+            let layout = layouts[i / 2 % 4];
+            cases.push(NormCase { groups, gate, place, padding, values, layout, seed: i as u64, ..case });
         }
     }
     cases

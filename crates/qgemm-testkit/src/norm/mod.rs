@@ -9,7 +9,7 @@ mod stress;
 
 use qgemm_api::Context;
 
-pub use case::{NormAliasing, NormCase, NormLayout, NormValues};
+pub use case::{NormAliasing, NormCase, NormGateCase, NormLayout, NormValues};
 pub use oracle::normalized_row;
 pub use run::run as run_norm;
 

@@ -3,7 +3,7 @@
 use qgemm_api::{Buffer, Context, DeviceKind, Error, Norm, NormArgs, NormKind, NormPlan, Quantization};
 use qgemm_formats::{DType, XFactor, XFormat, XParts};
 
-use super::case::{NormAliasing, NormCase};
+use super::case::{NormAliasing, NormCase, NormGateCase};
 use super::oracle::expected;
 use super::quantized;
 use crate::compare::compare;
@@ -35,6 +35,8 @@ struct Stored {
     d: Operand,
     gamma: Operand,
     beta: Operand,
+    /// z of the gate.
+    z: Operand,
     /// Planes, written instead of D.
     planes: Option<[Plane; PLANES]>,
 }
@@ -59,6 +61,7 @@ impl Stored {
                 true => x,
                 false => Operand::new(case.d, case.rows, case.columns + case.padding, layout.d_gap, layout.d_offset),
             },
+            z: matrix(case.x, layout.residual_gap, layout.d_offset),
             gamma: of_columns(case.function.gamma),
             beta: of_columns(case.function.beta),
             planes: case
@@ -74,6 +77,7 @@ struct Inputs {
     residual: Vec<f32>,
     gamma: Vec<f32>,
     beta: Vec<f32>,
+    z: Vec<f32>,
 }
 
 /// Contents of the buffers around D and the sum after a run.
@@ -91,7 +95,8 @@ fn judge(ctx: &Context, case: &NormCase, outcome: &mut Outcome) -> Result<(), Fa
     Failure::check_launched(plan.sequence(), plan.kernel_id())?;
 
     let [gamma, beta] = case.of_columns();
-    let inputs = Inputs { x: case.x_values(), residual: case.residual_values(), gamma, beta };
+    let (residual, z) = (case.residual_values(), case.gate_values());
+    let inputs = Inputs { x: case.x_values(), residual, gamma, beta, z };
     let first = run_on(ctx, &plan, case, &stored, &inputs).map_err(Failure::of_run)?;
     let normalized = match case.added {
         None => inputs.x.clone(),
@@ -102,7 +107,7 @@ fn judge(ctx: &Context, case: &NormCase, outcome: &mut Outcome) -> Result<(), Fa
             expected
         }
     };
-    let oracle = expected(&case.function, &normalized, case.columns, &inputs.gamma, &inputs.beta);
+    let oracle = expected(case, &normalized, &inputs.z, &inputs.gamma, &inputs.beta);
     if let (Some(parts), Some(planes)) = (case.parts(), &stored.planes) {
         let given = given_factor(&parts);
         let is_centered = case.function.kind == NormKind::Layer;
@@ -137,7 +142,12 @@ fn judge(ctx: &Context, case: &NormCase, outcome: &mut Outcome) -> Result<(), Fa
 fn norm(case: &NormCase, stored: &Stored) -> Norm {
     let mut norm = Norm::new(case.rows, case.columns, case.x, case.function)
         .x_row_stride(stored.x.row_stride() as u64)
-        .x_alignment(stored.x.alignment());
+        .x_alignment(stored.x.alignment())
+        .groups(case.groups);
+    if let Some(NormGateCase { function, before }) = case.gate {
+        norm = if before { norm.gate_before(function) } else { norm.gate(function) };
+        norm = norm.gate_row_stride(stored.z.row_stride() as u64).gate_alignment(stored.z.alignment());
+    }
     norm = match case.place.d_in_x() {
         true => norm.d_in_place(),
         false => {
@@ -195,6 +205,7 @@ fn run_on(ctx: &Context, plan: &NormPlan, case: &NormCase, stored: &Stored, inpu
     let x = upload(&stored.x, &inputs.x)?;
     let residual = upload(&stored.residual, &inputs.residual)?;
     let (gamma, beta) = (upload(&stored.gamma, &inputs.gamma)?, upload(&stored.beta, &inputs.beta)?);
+    let z = upload(&stored.z, &inputs.z)?;
     // An output that shares memory holds the input before.
     let mut d = match case.place.d_in_x() {
         true => upload(&stored.x, &inputs.x)?,
@@ -234,6 +245,9 @@ fn run_on(ctx: &Context, plan: &NormPlan, case: &NormCase, stored: &Stored, inpu
     }
     if case.function.beta.is_some() {
         args = args.beta(beta.slice(stored.beta.range())?);
+    }
+    if case.gate.is_some() {
+        args = args.gate(z.slice(stored.z.range())?);
     }
     if case.added.is_some() {
         args = args.sum(sum.slice_mut(stored.sum.range())?);

@@ -6,7 +6,7 @@ use qgemm_formats::{DType, XFormat};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use super::case::{NormAliasing, NormCase, NormLayout, NormValues};
+use super::case::{NormAliasing, NormCase, NormGateCase, NormLayout, NormValues};
 use crate::activations::ActivationKind;
 use crate::random::{gap, pick, skewed};
 
@@ -67,5 +67,11 @@ pub(super) fn random_case(to: Option<XFormat>, seed: u64) -> NormCase {
         seed,
         ..NormCase::new(rows, columns, kind, x, if place.d_in_x() { x } else { dtype(rng) })
     };
+    if to.is_none() && added.is_none() && rng.random_ratio(1, 3) {
+        let gate = rng.random_bool(0.8).then(|| pick(rng, &NormGateCase::ALL));
+        let groups = [8, 3, 2].into_iter().find(|&groups| columns % groups == 0).filter(|_| rng.random());
+        let padding = if groups.is_some() { 0 } else { case.padding };
+        return NormCase { gate, groups: groups.unwrap_or(1), padding, ..case };
+    }
     to.map_or(case, |to| case.quantized(to))
 }

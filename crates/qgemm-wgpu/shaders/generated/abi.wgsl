@@ -86,6 +86,17 @@ struct SamplingShape {
     alternatives: u32, // Alternatives of a row.
 }
 
+struct ShortConvShape {
+    sequences: u32, // Sequences.
+    tokens: u32, // Tokens of all sequences.
+    most_queries: u32, // Maximum tokens of a sequence.
+    channels: u32, // Channels.
+    width: u32, // Kernel width.
+    slots: u32, // Slots of the state; 0 without state.
+    flags: u32, // `FLAG_` constants: `SILU`, `FROM_ZEROS`; on CUDA also `ALIGNED16` and `BIAS_ALIGNED16`, on wgpu `BIAS`, `Q_OFFSETS`, `ADVANCE`, `INPUT_GATE`, `OUTPUT_GATE`.
+    dtype: u32, // Element type (0 = f32, 1 = f16, 2 = bf16); wgpu only.
+}
+
 struct MergeAttentionShape {
     parts: u32, // Parts.
     rows: u32, // Rows of D: a head of a token each.
@@ -124,6 +135,11 @@ const FLAG_A_SCALE: u32 = 4194304u;
 const FLAG_B_SCALE: u32 = 8388608u;
 const FLAG_ALIGNED16: u32 = 524288u;
 const FLAG_COPY: u32 = 1048576u;
+const FLAG_SILU: u32 = 1048576u;
+const FLAG_FROM_ZEROS: u32 = 4194304u;
+const FLAG_ADVANCE: u32 = 8388608u;
+const FLAG_INPUT_GATE: u32 = 16777216u;
+const FLAG_OUTPUT_GATE: u32 = 33554432u;
 const FLAG_CAUSAL: u32 = 524288u;
 const FLAG_SOFT_CAP: u32 = 1048576u;
 const FLAG_Q_OFFSETS: u32 = 2097152u;
@@ -147,6 +163,8 @@ const FLAG_BETA_ALIGNED16: u32 = 16777216u;
 const FLAG_X_IN_D: u32 = 33554432u;
 const FLAG_X_IN_SUM: u32 = 67108864u;
 const FLAG_RESIDUAL_IN_SUM: u32 = 134217728u;
+const FLAG_GATE: u32 = 536870912u;
+const FLAG_GATE_BEFORE: u32 = 1073741824u;
 const ACTIVATION_IDENTITY: u32 = 0u;
 const ACTIVATION_RELU: u32 = 1u;
 const ACTIVATION_SILU: u32 = 2u;

@@ -20,6 +20,7 @@ pub(crate) mod optimizer;
 pub(crate) mod quantize;
 pub(crate) mod routing;
 pub(crate) mod sampling;
+pub(crate) mod short_conv;
 mod unpack;
 
 use qgemm_hal::{Catalog, with_operations};
@@ -78,6 +79,8 @@ interfaces! {
     indexer::CHOOSE_INTERFACE,
     optimizer::INTERFACE,
     gather_rows::STATUS_INTERFACE,
+    short_conv::RESULT_INTERFACE,
+    short_conv::STATE_INTERFACE,
     sampling::PENALIZE_INTERFACE,
     sampling::SAMPLE_INTERFACE,
     sampling::LOG_PROBABILITIES_INTERFACE,

@@ -7,13 +7,13 @@ use std::sync::{Arc, LazyLock};
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::{DType, XFactor};
 use qgemm_hal::abi::{
-    FLAG_BETA, FLAG_CENTERED, FLAG_GAMMA, FLAG_RESIDUAL, FLAG_RESIDUAL_IN_SUM, FLAG_X_IN_D, FLAG_X_IN_SUM, NormShape,
-    dtype_code,
+    FLAG_BETA, FLAG_CENTERED, FLAG_GAMMA, FLAG_GATE, FLAG_GATE_BEFORE, FLAG_RESIDUAL, FLAG_RESIDUAL_IN_SUM,
+    FLAG_SIGMOID, FLAG_X_IN_D, FLAG_X_IN_SUM, NormShape, dtype_code,
 };
 use qgemm_hal::{
-    CheckedNorm, Dense, Device, DeviceInfo, Families, Family, Geometry, HalError, Kernel, KernelId, LaunchSequence,
-    LaunchStep, NormConfig, NormKind, NormLaunch, NormOperand, NormQuantizeSpec, NormSpec, Operand, Operands,
-    Operation, QuantizedD, Spec, Stream, Unsupported, XOverwrite, XPlanes,
+    CheckedNorm, Dense, Device, DeviceInfo, Families, Family, GateFunction, Geometry, HalError, Kernel, KernelId,
+    LaunchSequence, LaunchStep, NormConfig, NormKind, NormLaunch, NormOperand, NormQuantizeSpec, NormSpec, Operand,
+    Operands, Operation, QuantizedD, Spec, Stream, Unsupported, XOverwrite, XPlanes,
 };
 
 use super::dispatch::{Dispatch, MARGIN, MAX_GROUPS, rows_that_fit, stride, submit, too_large};
@@ -74,6 +74,7 @@ struct RowParams {
     gamma_base: u32,
     beta_base: u32,
     sum_base: u32,
+    feature_groups: u32,
 }
 
 /// `Params` of `shaders/norm_d_params.wgsl`.
@@ -161,7 +162,8 @@ fn row_threads(columns: usize) -> u32 {
 
 /// Workgroups for `rows` rows.
 fn grid(op: &CheckedNorm, rows: usize) -> [u32; 3] {
-    let groups = (rows as u32).div_ceil(THREADS / row_threads(op.columns.max(op.d_columns)));
+    let of = op.of_groups();
+    let groups = ((rows * op.groups) as u32).div_ceil(THREADS / row_threads(of.columns.max(of.d_columns)));
     let x = groups.min(MAX_GROUPS);
     [x, groups.div_ceil(x), 1]
 }
@@ -172,18 +174,22 @@ fn grid(op: &CheckedNorm, rows: usize) -> [u32; 3] {
 /// An unsupported feature, or the operand that exceeds the
 /// limit however it is split.
 fn rows_of_part(op: &CheckedNorm, limit: u64) -> Result<usize, Unsupported> {
-    let CheckedNorm { rows, columns, d_columns, function, x, d, added, gathers, .. } = *op;
+    let CheckedNorm { rows, columns, d_columns, function, x, d, added, gathers, gate, .. } = *op;
+    if op.is_gated() && (added.is_some() || op.quantized.is_some()) {
+        return Err(Unsupported::new("gates rows and groups of features without residual and quantization"));
+    }
     let (residual, sum) = (added.map(|added| added.residual), added.map(|added| added.sum));
     let matrices = [
         ("X", Some(x), columns),
         ("the residual", residual, columns),
         ("the sum", sum, columns),
+        ("the gate", gate.map(|gate| gate.z), columns),
         ("the result", Some(d).filter(|_| op.quantized.is_none()), d_columns),
     ];
     if gathers || matrices.iter().any(|(_, dense, _)| dense.is_some_and(|dense| dense.col_stride != 1)) {
         return Err(Unsupported::new("reads and writes row-major matrices, whose columns keep their order"));
     }
-    for (name, size) in [("rows", rows), ("columns", columns.max(d_columns))] {
+    for (name, size) in [("groups of rows", rows.saturating_mul(op.groups)), ("columns", columns.max(d_columns))] {
         if size >= 1 << 31 {
             return Err(Unsupported::new(format!("there are {size} {name}, and kernels count in 31 bits")));
         }
@@ -235,7 +241,7 @@ struct NormKernel {
 impl NormKernel {
     /// Parameters for `rows` rows without base offsets.
     fn params(&self, rows: usize) -> RowParams {
-        let (op, function) = (&self.op, &self.op.function);
+        let (op, function, of) = (&self.op, &self.op.function, self.op.of_groups());
         let in_place = op.added.is_some_and(|added| added.in_place);
         let flags = [
             (FLAG_RESIDUAL, op.added.is_some()),
@@ -245,20 +251,24 @@ impl NormKernel {
             (FLAG_X_IN_D, op.x_overwrite == XOverwrite::D),
             (FLAG_X_IN_SUM, op.x_overwrite == XOverwrite::Sum),
             (FLAG_RESIDUAL_IN_SUM, in_place),
+            (FLAG_GATE, op.gate.is_some()),
+            (FLAG_GATE_BEFORE, op.gate.is_some_and(|gate| gate.before)),
+            (FLAG_SIGMOID, op.gate.is_some_and(|gate| gate.function == GateFunction::Sigmoid)),
         ];
         let dtype = |dense: Option<Dense>| dense.map(|dense| dense.dtype);
-        let (residual, sum) = (op.added.map(|added| added.residual), op.added.map(|added| added.sum));
+        let (residual, sum) =
+            (op.gate.map(|gate| gate.z).or(op.added.map(|added| added.residual)), op.added.map(|added| added.sum));
         let types = [Some(op.x.dtype), dtype(residual), dtype(sum), Some(op.d.dtype), function.gamma, function.beta];
-        let row_threads = row_threads(op.columns.max(op.d_columns));
+        let row_threads = row_threads(of.columns.max(of.d_columns));
         let row = |dense: Option<Dense>| dense.map_or(0, |dense| stride(rows, dense.row_stride));
         let shape = NormShape {
-            rows: rows as u32,
-            columns: op.columns as u32,
-            d_columns: op.d_columns as u32,
+            rows: (rows * op.groups) as u32,
+            columns: of.columns as u32,
+            d_columns: of.d_columns as u32,
             flags: flags.iter().filter(|(_, set)| *set).fold(0, |flags, (flag, _)| flags | flag),
             types: types.iter().rev().fold(0, |types, dtype: &Option<DType>| types << 4 | dtype.map_or(0, dtype_code)),
             row_threads,
-            kept_columns: (op.columns as u32).min(KEPT / (THREADS / row_threads)),
+            kept_columns: (of.columns as u32).min(KEPT / (THREADS / row_threads)),
             eps: function.eps,
         };
         RowParams {
@@ -266,6 +276,7 @@ impl NormKernel {
             x_row: row(Some(op.x)),
             residual_row: row(residual),
             sum_row: row(sum),
+            feature_groups: op.groups as u32,
             ..RowParams::default()
         }
     }
@@ -300,7 +311,11 @@ impl NormKernel {
         let own_residual = op.added.filter(|added| !added.in_place).map(|added| added.residual);
         let (x, residual, gamma, beta, sum);
         (x, p.x_base) = rows(O::X, own_x, op.columns).bind(shared)?;
-        (residual, p.residual_base) = rows(O::Residual, own_residual, op.columns).bind(shared)?;
+        let (beside, dense) = match op.gate {
+            Some(gate) => (O::Gate, Some(gate.z)),
+            None => (O::Residual, own_residual),
+        };
+        (residual, p.residual_base) = rows(beside, dense, op.columns).bind(shared)?;
         (gamma, p.gamma_base) = of_columns(O::Gamma, op.function.gamma).bind(shared)?;
         (beta, p.beta_base) = of_columns(O::Beta, op.function.beta).bind(shared)?;
         let sum_operand = op.sum_operand().unwrap_or(O::Sum);
@@ -387,6 +402,8 @@ mod tests {
             added: None,
             x_overwrite: XOverwrite::Own,
             gathers: false,
+            groups: 1,
+            gate: None,
         }
     }
 

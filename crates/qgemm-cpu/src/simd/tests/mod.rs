@@ -5,6 +5,7 @@ mod attention;
 mod decoding;
 mod epilogue;
 mod products;
+mod rows;
 
 use qgemm_formats::Format;
 use qgemm_formats::prepack::FragmentLayout;

@@ -3,6 +3,7 @@
 //! the first columns are cached in shared memory. Products with a
 //! norm launch these kernels first.
 
+mod gated;
 mod quantized;
 
 use std::sync::Arc;
@@ -216,7 +217,10 @@ fn warps(groups: usize, each: usize) -> u32 {
 
 /// All kernels of the family for `variant`.
 pub(in crate::families) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
-    Template::all().map(move |template| template.source(variant)).chain(quantized::specs(variant))
+    Template::all()
+        .map(move |template| template.source(variant))
+        .chain(quantized::specs(variant))
+        .chain(gated::specs(variant))
 }
 
 /// `NormParams` in `mainloop/norm.cuh`.
@@ -352,13 +356,18 @@ fn params(op: &CheckedNorm, row_threads: u32, kept_columns: u32) -> NormParams {
 /// # Errors
 /// The refusal.
 fn check(op: &CheckedNorm) -> Result<(), Unsupported> {
-    for (name, size) in [("rows", op.rows), ("columns", op.columns.max(op.d_columns))] {
+    for (name, size) in
+        [("groups of rows", op.rows.saturating_mul(op.groups)), ("columns", op.columns.max(op.d_columns))]
+    {
         if size > MOST {
             return Err(Unsupported::new(format!("serves at most {MOST} {name}, not {size}")));
         }
     }
     if op.x.col_stride != 1 || op.d.col_stride != 1 {
         return Err(Unsupported::new("reads and writes row-major matrices"));
+    }
+    if op.is_gated() && (op.added.is_some() || op.quantized.is_some() || op.gathers) {
+        return Err(Unsupported::new("gates rows and groups of features without residual and quantization"));
     }
     if op.gathers && op.quantized.is_some() {
         return Err(Unsupported::new("quantizes columns in the order of X's"));
@@ -380,6 +389,7 @@ pub(super) fn sequence(
     use qgemm_hal::Operation;
     let variant = info.variant.ok_or(HalError::WrongDevice { device: info.id, what: "a CUDA kernel" })?;
     let launch = match &op.quantized {
+        None if op.is_gated() => gated::launch(op, variant, info),
         None => launch(op, variant, info),
         Some(quantized) => quantized::launch(op, quantized, variant, info),
     };
@@ -397,6 +407,7 @@ impl Family<CheckedNorm> for Norm {
         let variant = info.variant.ok_or_else(|| Unsupported::new("runs on CUDA devices only"))?;
         check(op)?;
         let kernel = match &op.quantized {
+            None if op.is_gated() => gated::id(op, variant),
             None => Template::of(op, info).0.id(variant),
             Some(quantized) => quantized::id(op, quantized, variant),
         };
@@ -414,6 +425,7 @@ impl Family<CheckedNorm> for Norm {
                 Template::all().find(|template| template.spec() == spec).map(|template| template.source(variant))
             }
             Spec::NormQuantize(spec) => quantized::source(spec, variant),
+            Spec::NormGated(spec) => gated::source(spec, variant),
             _ => None,
         };
         source.map_or(0, |source| source.source_hash().short())

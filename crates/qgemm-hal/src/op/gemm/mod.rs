@@ -316,6 +316,8 @@ impl CheckedGemm {
             added: None,
             x_overwrite: XOverwrite::Own,
             gathers: false,
+            groups: 1,
+            gate: None,
         })
     }
 
