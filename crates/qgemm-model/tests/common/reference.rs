@@ -270,6 +270,10 @@ fn product(weight: &HostWeight, x: &[Vec<f32>]) -> Rows {
     x.dot(&w.t()).rows().into_iter().map(|row| row.to_vec()).collect()
 }
 
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
 fn add(x: &mut Rows, more: &[Vec<f32>]) {
     x.iter_mut().zip(more).for_each(|(x, more)| x.iter_mut().zip(more).for_each(|(x, more)| *x += more));
 }
