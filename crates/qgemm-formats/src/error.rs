@@ -200,9 +200,9 @@ pub enum FormatError {
         "rank {rank} of {world}: expected a rank below the number of ranks and at least one unit each, got {units} {what}"
     )]
     NoShard {
-        /// What is cut: rows, blocks of columns, experts.
+        /// Units that are cut, such as rows or experts.
         what: &'static str,
-        /// How many there are.
+        /// Number of units.
         units: usize,
         /// The rank.
         rank: usize,
@@ -212,7 +212,7 @@ pub enum FormatError {
     /// Cut within what must stay together.
     #[error("{of} shares scales among {what}: expected whole runs that start at a multiple of {unit}, got one at {at}")]
     ShardBorder {
-        /// What is cut.
+        /// Units that are cut.
         what: &'static str,
         /// Format name.
         of: &'static str,

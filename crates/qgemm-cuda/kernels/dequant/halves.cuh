@@ -3,7 +3,8 @@
 #include "atoms/float.cuh"
 #include "atoms/numeric.cuh"
 
-// Pair of f16, or of bf16 for DTYPE_BF16. The first number is in the low half.
+// Pair of f16, or of bf16 for DTYPE_BF16.
+// The first number is in the low half.
 template <u32 DTYPE>
 QG_DEVICE u32 f32_to_halves(float low, float high) {
 #if QG_VARIANT >= 80
