@@ -30,6 +30,10 @@ use gates::Decays;
 /// waking others takes longer.
 const SERIAL_MACS: f64 = (1 << 17) as f64;
 
+/// Floats of a task's state, which stay in the L1 cache from one token
+/// to the next.
+const CACHED_FLOATS: usize = 1 << 12;
+
 /// Families of the CPU.
 pub const FAMILIES: Families<CheckedLinearAttention> = &[&LinearAttentionFamily];
 
@@ -251,7 +255,8 @@ impl<'a> Job<'a> {
         let op = self.op;
         let sequences = self.sequences();
         // Enough tasks for all threads, of whole vectors of values.
-        let wanted = if threads == 1 { 1 } else { (2 * threads).div_ceil(op.heads) };
+        let for_threads = if threads == 1 { 1 } else { (2 * threads).div_ceil(op.heads) };
+        let wanted = for_threads.max(op.state_len() / CACHED_FLOATS);
         let rows = op.v_dim.div_ceil(wanted.min(op.v_dim / DIM_STEP)).next_multiple_of(DIM_STEP);
         let slices = op.v_dim.div_ceil(rows);
         let work = |task: usize| {
