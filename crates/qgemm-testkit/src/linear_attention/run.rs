@@ -83,6 +83,9 @@ fn judge(ctx: &Context, case: &LinearAttentionCase, outcome: &mut Outcome) -> Re
     Ok(())
 }
 
+/// A setter of the builder.
+type Setter = fn(LinearAttention) -> LinearAttention;
+
 fn problem(case: &LinearAttentionCase, stored: &Stored) -> LinearAttention {
     let ((heads, key_heads), (qk_dim, v_dim)) = (case.heads, case.dims);
     let most = case.lengths.iter().copied().max().unwrap_or(0);
@@ -120,7 +123,7 @@ fn problem(case: &LinearAttentionCase, stored: &Stored) -> LinearAttention {
     if case.beta {
         attention = attention.beta().beta_stride(stored.beta.row_stride() as u64);
     }
-    let choices: [(bool, fn(LinearAttention) -> LinearAttention); 7] = [
+    let choices: [(bool, Setter); 7] = [
         (!case.delta, LinearAttention::without_delta),
         (case.skip, LinearAttention::skip),
         (case.norm, |attention| attention.normalized(EPSILON)),
