@@ -1,10 +1,10 @@
 // Row in registers in its stored form: one
 // compile-time type, whole groups, 16-byte alignment.
 #pragma once
+#include "dequant/halves.cuh"
 #include "mainloop/norm.cuh"
 #if QG_VARIANT >= 80
 #include "atoms/cp_async.cuh"
-#include "dequant/halves.cuh"
 #endif
 
 constexpr u32 VALUE_BYTES = QG_X_DTYPE == DTYPE_F32 ? 4 : 2;
