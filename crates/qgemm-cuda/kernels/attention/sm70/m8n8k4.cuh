@@ -14,6 +14,7 @@
 #include "atoms/mma.cuh"
 #include "atoms/mma_m8n8k4.cuh"
 #include "attention/problem.cuh"
+#include "dequant/halves.cuh"
 
 static_assert(QG_KV == DTYPE_F16, "m8n8k4 takes f16");
 
