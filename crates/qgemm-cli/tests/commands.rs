@@ -229,7 +229,7 @@ fn indexers_are_verified_and_measured() {
 fn bench_measures_norms() {
     let table = json(&["bench", "--device", "cpu", "--op", "norm", "--shape", "8x256", "--json"]);
     let formats: Vec<&str> = rows(&table).iter().filter_map(|row| row["format"].as_str()).collect();
-    assert_eq!(formats, ["rms f16->f16", "rms f16->f16 residual", "layer f16->f16"]);
+    assert_eq!(formats, ["rms f16->f16", "rms f16->f16 residual", "rms f16->f16 gate", "layer f16->f16"]);
     assert!(rows(&table).iter().all(|row| row["bytes_per_second"].as_f64().is_some_and(|rate| rate > 0.0)));
 }
 
@@ -244,8 +244,8 @@ fn bench_says_what_each_kernel_takes() {
     assert_eq!(runs[0]["steps"][0]["kernel_id"], table[0]["kernel_id"]);
     let trace: serde_json::Value = serde_json::from_slice(&std::fs::read(&trace).expect("written")).expect("JSON");
     let events = trace["traceEvents"].as_array().expect("events");
-    // Three norms, each with a run and a kernel, and no overlap in time.
-    assert_eq!(events.len(), 6);
+    // Four norms, each with a run and a kernel, and no overlap in time.
+    assert_eq!(events.len(), 8);
     let at = |event: &serde_json::Value, what: &str| event[what].as_f64().expect("a number");
     let kernels: Vec<_> = events.iter().filter(|event| event["tid"] == 1).collect();
     assert!(
