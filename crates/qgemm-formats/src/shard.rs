@@ -126,7 +126,7 @@ impl HostWeight {
         }
         let unit = self.row_unit();
         let is_whole = |run: &[u32]| {
-            run[0] as usize % unit == 0 && run.iter().zip(run[0]..).all(|(&row, expected)| row == expected)
+            (run[0] as usize).is_multiple_of(unit) && run.iter().zip(run[0]..).all(|(&row, expected)| row == expected)
         };
         if let Some(torn) = rows.chunks(unit).find(|run| unit > 1 && !is_whole(run)) {
             let (at, of) = (torn[0] as usize, self.format().desc().name);

@@ -310,12 +310,12 @@ unsafe fn add_quad<V: Vector, D: Dot<V>, const SHAPE: usize, const Q: usize, con
                     }
                     continue;
                 }
-                if const { Q % Kernel::<V, D, SHAPE>::QUADS == 0 } {
+                if const { Q.is_multiple_of(Kernel::<V, D, SHAPE>::QUADS) } {
                     *run = D::begin_run(codes, x);
                 } else {
                     *run = D::extend_run(*run, codes, x);
                 }
-                if const { (Q + 1) % Kernel::<V, D, SHAPE>::QUADS == 0 } {
+                if const { (Q + 1).is_multiple_of(Kernel::<V, D, SHAPE>::QUADS) } {
                     *product = D::end_run(*product, *run);
                 } else if T > 1 {
                     *run = D::now(*run);

@@ -187,7 +187,7 @@ mod tests {
         // One head of one key feature that matters: β = 1 keeps the last value.
         let case = LinearAttentionCase { beta: false, decay: None, ..LinearAttentionCase::new(&[3], (1, 1), (16, 16)) };
         let mut inputs = Inputs::of(&case);
-        let mut key = vec![0.0; 16];
+        let mut key = [0.0; 16];
         key[5] = 2.0;
         inputs.k = key.repeat(3);
         inputs.q = inputs.k.clone();

@@ -69,7 +69,7 @@ pub(super) fn random_case(to: Option<XFormat>, seed: u64) -> NormCase {
     };
     if to.is_none() && added.is_none() && rng.random_ratio(1, 3) {
         let gate = rng.random_bool(0.8).then(|| pick(rng, &NormGateCase::ALL));
-        let groups = [8, 3, 2].into_iter().find(|&groups| columns % groups == 0).filter(|_| rng.random());
+        let groups = [8, 3, 2].into_iter().find(|&groups| columns.is_multiple_of(groups)).filter(|_| rng.random());
         let padding = if groups.is_some() { 0 } else { case.padding };
         return NormCase { gate, groups: groups.unwrap_or(1), padding, ..case };
     }

@@ -77,6 +77,9 @@ fn judge(ctx: &Context, case: &ShortConvCase, outcome: &mut Outcome) -> Result<(
     Ok(())
 }
 
+/// A setter of the builder.
+type Setter = fn(ShortConv) -> ShortConv;
+
 fn problem(case: &ShortConvCase, stored: &Stored) -> ShortConv {
     let queries = match case.ragged {
         true => Queries::offsets(case.lengths.len(), case.tokens(), case.most()),
@@ -87,7 +90,7 @@ fn problem(case: &ShortConvCase, stored: &Stored) -> ShortConv {
         .x_row_stride(row)
         .d_row_stride(stored.d.row_stride() as u64)
         .alignment(stored.rows.alignment());
-    let optional: [(bool, fn(ShortConv) -> ShortConv); 4] = [
+    let optional: [(bool, Setter); 4] = [
         (case.bias, ShortConv::bias),
         (case.silu, ShortConv::silu),
         (case.state.is_some_and(|state| state.from_zeros), ShortConv::from_zeros),

@@ -403,7 +403,8 @@ mod tests {
         assert_eq!(part_tokens(&op, 1 << 27).expect("fits"), 100);
         // 32 rows of 2000 bytes fit; two of them are before the first token.
         assert_eq!(part_tokens(&op, 65_536).expect("cut"), 30);
-        let why = part_tokens(&op, 12_600).expect_err("three rows of four").why;
+        // The weight has 12,000 bytes, and a binding begins up to a margin earlier.
+        let why = part_tokens(&op, 12_000).expect_err("no room for the margin").why;
         assert!(why.contains("weight"), "{why}");
         assert_eq!(grid(&op, 100), [800, 1, 1]);
         assert_eq!(grid(&op, 10_000), [65_535, 2, 1]);
