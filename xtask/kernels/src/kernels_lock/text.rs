@@ -81,7 +81,7 @@ fn columns(row: &Row) -> String {
 /// Compiler version and kernels of a file.
 ///
 /// # Errors
-/// When a line is not as [`print`] writes it.
+/// When a line is not as [`print()`] writes it.
 pub(super) fn parse(text: &str) -> anyhow::Result<(&str, BTreeMap<String, Row>)> {
     let mut lines = text.lines();
     let header = lines.next().and_then(|line| line.split_once("NVRTC ")?.1.split_once(';'));
