@@ -117,6 +117,9 @@ pub(crate) fn in_parallel<Name: fmt::Display>(
     make: impl Fn(usize) -> Result<Name, Error> + Sync,
     progress: impl FnMut(usize) + Send,
 ) -> Result<usize, Error> {
+    if count == 0 {
+        return Ok(0);
+    }
     let start = Instant::now();
     let PrepareLimits { time, memory } = limits;
     let progress = Mutex::new(progress);

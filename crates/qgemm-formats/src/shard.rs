@@ -139,7 +139,7 @@ impl HostWeight {
         self.shard_with(rows.len(), blocks.into(), scales)
     }
 
-    /// Rows that are cut together: those that share scales.
+    /// Number of consecutive rows with one scale, which a cut must not separate.
     fn row_unit(&self) -> usize {
         if self.format().scale_planes.iter().any(|plane| plane.rows > 1) { SHARED_ROWS } else { 1 }
     }
@@ -173,14 +173,26 @@ impl HostWeight {
 
     /// `n` rows of this weight.
     fn shard_with(&self, n: usize, blocks: SharedBytes, scales: Option<Vec<f32>>) -> Result<Self, FormatError> {
-        let shard = match self.k_order() {
-            None => Self::of_stored(self.format(), n, self.k(), self.stored_k(), blocks)?,
-            Some(order) => Self::with_k_order(self.format(), n, self.k(), blocks, order.to_vec())?,
+        self.derived(n, [self.k(), self.stored_k()], blocks, self.k_order().map(<[u32]>::to_vec), scales)
+    }
+
+    /// Weight of this format and stated X, with `k` features and stored columns, and this column order.
+    fn derived(
+        &self,
+        n: usize,
+        [k, stored_k]: [usize; 2],
+        blocks: SharedBytes,
+        order: Option<Vec<u32>>,
+        scales: Option<Vec<f32>>,
+    ) -> Result<Self, FormatError> {
+        let weight = match order {
+            Some(order) => Self::with_k_order(self.format(), n, k, blocks, order)?,
+            None => Self::of_stored(self.format(), n, k, stored_k, blocks)?,
         };
-        let shard = shard.with_stated_x(self.stated_x());
+        let weight = weight.with_stated_x(self.stated_x());
         match scales {
-            Some(scales) => shard.with_row_scale(scales),
-            None => Ok(shard),
+            Some(scales) => weight.with_row_scale(scales),
+            None => Ok(weight),
         }
     }
 
@@ -194,15 +206,8 @@ impl HostWeight {
             row.copy_from_slice(&self.row(n)[bytes.clone()]);
         });
         let order = self.k_order().and_then(|order| padded_order(&order[columns.clone()]));
-        let shard = match order {
-            Some((k, order)) => Self::with_k_order(format, self.n(), k, shard.into(), order)?,
-            None => Self::of_stored(format, self.n(), columns.len(), columns.len(), shard.into())?,
-        };
-        let shard = shard.with_stated_x(self.stated_x());
-        match self.row_scale() {
-            Some(scales) => shard.with_row_scale(scales.to_vec()),
-            None => Ok(shard),
-        }
+        let (k, order) = order.map_or((columns.len(), None), |(k, order)| (k, Some(order)));
+        self.derived(self.n(), [k, columns.len()], shard.into(), order, self.row_scale().map(<[f32]>::to_vec))
     }
 }
 
@@ -268,13 +273,8 @@ impl HostExperts {
         let first = expert * self.row_pitch();
         let weight = self.stacked().rows_between(first..first + self.rows())?;
         let Some(orders) = self.k_orders() else { return Ok(weight) };
-        let (blocks, order) = (weight.shared_blocks().clone(), orders[expert].clone());
-        let ordered = HostWeight::with_k_order(weight.format(), weight.n(), weight.k(), blocks, order)?;
-        let ordered = ordered.with_stated_x(weight.stated_x());
-        match weight.row_scale() {
-            Some(scales) => ordered.with_row_scale(scales.to_vec()),
-            None => Ok(ordered),
-        }
+        let (blocks, scales) = (weight.shared_blocks().clone(), weight.row_scale().map(<[f32]>::to_vec));
+        weight.derived(weight.n(), [weight.k(), weight.stored_k()], blocks, Some(orders[expert].clone()), scales)
     }
 }
 

@@ -1,9 +1,7 @@
 //! [`Selection`] of the kernels to build.
 
 use std::path::PathBuf;
-use std::process::Command;
 
-use anyhow::Context;
 use qgemm_formats::Format;
 use qgemm_hal::{KernelId, OPERATIONS, Spec};
 use serde::Deserialize;
@@ -53,7 +51,7 @@ impl Selection {
         let model = std::path::absolute(model)?;
         let mut inspect = workspace::cargo();
         inspect.args(["run", "--quiet", "--package", "qgemm-cli", "--", "inspect", "--json"]).arg(&model);
-        let inspected: Inspected = serde_json::from_str(&printed(&mut inspect)?)?;
+        let inspected: Inspected = serde_json::from_str(&workspace::output(&mut inspect)?)?;
         // Totals also name types that are no formats of weights, such as i32.
         let format: Vec<Format> = inspected.totals.iter().filter_map(|total| total.format.parse().ok()).collect();
         println!("{}: weights in {}", model.display(), format.iter().map(|f| f.name).collect::<Vec<_>>().join(", "));
@@ -81,13 +79,6 @@ impl Selection {
     fn is_all(&self) -> bool {
         self.op.is_empty() && self.family.is_none() && self.format.is_empty() && self.named.is_empty()
     }
-}
-
-/// Output of a command; its messages go to the terminal.
-fn printed(command: &mut Command) -> anyhow::Result<String> {
-    let output = command.stderr(std::process::Stdio::inherit()).output().context("starting cargo")?;
-    anyhow::ensure!(output.status.success(), "{command:?}: {}", output.status);
-    Ok(String::from_utf8(output.stdout)?)
 }
 
 #[cfg(test)]
