@@ -27,9 +27,9 @@ pub struct Recurrence<'a> {
 /// `u = beta · value`. Bits of a row do not depend on other rows.
 ///
 /// # Safety
-/// The CPU must support the level's instructions. `k` is whole vectors,
-/// `q` is as long, and so is `decay` unless it is a single number.
-/// States are a row for each value, as are outputs.
+/// The CPU must support the level's instructions. The length of `k` is a
+/// multiple of `LANES`, `q` has the same length, and `decay` too or 1.
+/// `states` has a row of that length for each value, and `out` a number.
 #[inline(always)]
 pub unsafe fn recur<V: Vector>(token: &Recurrence<'_>, values: &[f32], states: &mut [f32], out: &mut [f32]) {
     let mut row = 0;

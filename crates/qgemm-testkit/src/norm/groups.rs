@@ -156,8 +156,8 @@ fn residual() -> Vec<NormCase> {
     cases
 }
 
-/// Gates and groups of features around the capacity of kernels, in
-/// every type, with gaps and offsets, and D in the place of X.
+/// Norms with a gate or in groups, of rows that fit in registers and
+/// of longer ones, in every type and layout, also in place.
 fn gated() -> Vec<NormCase> {
     let layouts = [
         NormLayout::default(),
