@@ -6,7 +6,7 @@ use std::array::from_fn;
 
 use qgemm_hal::SimdLevel;
 
-use super::vector::{Dot, QUAD_LANES, Vector};
+use super::vector::{Dot, QUAD_LANES, RunWidth, Vector};
 use super::{Simd, level};
 
 #[derive(Clone, Copy)]

@@ -114,6 +114,10 @@ pub enum RunWidth {
 
 impl RunWidth {
     /// Maximum quads of unsigned codes up to `largest` in a run.
+    #[cfg_attr(
+        not(all(feature = "simd", any(target_arch = "x86_64", target_arch = "aarch64"))),
+        expect(unused_variables, reason = "only vectors have runs")
+    )]
     pub const fn longest(self, largest: usize) -> usize {
         match self {
             Self::None => 0,
