@@ -506,6 +506,7 @@ pub const STRUCTS: &[AbiStruct] = &[
     MergeAttentionPointers::ABI,
     LinearAttentionShape::ABI,
     LinearAttentionPointers::ABI,
+    LinearAttentionChunks::ABI,
     NormShape::ABI,
     NormPointers::ABI,
     NormGatePointers::ABI,

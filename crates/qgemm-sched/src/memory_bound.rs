@@ -27,18 +27,18 @@ pub fn candidates<'f, O: MemoryBound>(op: &O, info: &DeviceInfo, families: &[&'f
         families,
         |family| family.configs(op, info),
         |config| {
-            let cost = moving(op, info, O::efficiency(&config), O::launches(&config));
+            let cost = moving(op, info, O::efficiency(&config), O::launches(&config), O::chain_seconds(&config));
             [(O::plan(config, cost.seconds), cost)]
         },
     )
 }
 
 /// Cost of a memory-bound operation: `per_mille` of the
-/// bandwidth, plus `launches`.
-pub(crate) fn moving(op: &impl Operation, info: &DeviceInfo, per_mille: u32, launches: u32) -> Cost {
+/// bandwidth or `chain` seconds of dependent steps, plus `launches`.
+fn moving(op: &impl Operation, info: &DeviceInfo, per_mille: u32, launches: u32, chain: f64) -> Cost {
     let memory = op.traffic() / (info.bandwidth * (f64::from(per_mille.max(1)) / 1000.0));
     let launch = f64::from(launches) * info.launch_seconds;
-    Cost::of_parts(memory, 0.0, launch, launch + memory)
+    Cost::of_parts(memory, chain, launch, launch + memory.max(chain))
 }
 
 #[cfg(test)]
@@ -151,6 +151,15 @@ mod tests {
         let x = Dense::rows_of(DType::F16, 64);
         let op = CheckedQuantize { rows: 8, columns: 64, x, format, parts, codes_row: 64, scales_row: 8, sums_row: 0 };
         check(&op, 8.0 * (64.0 * 3.0 + 8.0), "quantize of 8 x 64 from f16 to q8_0");
+    }
+
+    #[test]
+    fn a_long_chain_of_steps_outweighs_bytes() {
+        let (x, d) = (Dense::rows_of(DType::F32, 64), Dense::rows_of(DType::F16, 64));
+        let op = CheckedConvert { rows: 8, columns: 64, d_columns: 64, x, d, gathers: false, row_factors: false };
+        let seconds = |chain| moving(&op, &info(), 1000, 2, chain).seconds - 2.0 * info().launch_seconds;
+        assert!((seconds(0.5) - 0.5).abs() < 1e-9);
+        assert_eq!(seconds(1e-12), seconds(0.0));
     }
 
     #[test]

@@ -44,7 +44,7 @@ macro_rules! conformance {
             sampling_rules sampling_sizes sampling_penalties sampling_log_probabilities sampling_faults sampling_layouts
             merge_attention_sizes merge_attention_types merge_attention_values merge_attention_layouts
             linear_attention_sizes linear_attention_forms linear_attention_gates linear_attention_sequences linear_attention_layouts
-            linear_attention_long
+            linear_attention_chunks linear_attention_long
             short_conv_sizes short_conv_types short_conv_sequences short_conv_state short_conv_gates short_conv_layouts);
     };
     (@tests $device:literal $($group:ident)*) => {

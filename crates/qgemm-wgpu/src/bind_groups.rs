@@ -55,7 +55,7 @@ pub(crate) fn bind_group(
         return Ok(group.clone());
     }
     let group = shared.scoped("binding the operands of a kernel", || {
-        let numbers = interface.bindings.iter().map(|&(binding, _)| binding);
+        let numbers = interface.bindings().map(|(binding, _)| binding);
         let entries: Vec<_> = numbers
             .zip(bindings)
             .map(|(binding, buffer)| wgpu::BindGroupEntry {
@@ -91,7 +91,7 @@ mod tests {
         let bind = |buffer: &qgemm_hal::Buffer| {
             let raw = WgpuBuffer::of(shared, buffer.into(), "test").expect("our own");
             let interface = &crate::families::gemm::INTERFACE;
-            let absent = interface.bindings.iter().map(|_| shared.absent.as_entire_buffer_binding());
+            let absent = interface.bindings().map(|_| shared.absent.as_entire_buffer_binding());
             let mut bindings: Vec<_> = absent.collect();
             bindings[0] = raw.buffer.as_entire_buffer_binding();
             bind_group(shared, interface, Binding::Apart, "test", &bindings).expect("valid")

@@ -14,10 +14,29 @@ use crate::shared::Shared;
 pub(crate) struct Interface {
     /// Name of the operation.
     pub name: &'static str,
-    /// Number of each binding, and whether kernels write it.
-    pub bindings: &'static [(u32, bool)],
+    /// A letter for each binding number from 0 on: `r` for one that kernels
+    /// read, `w` for one that they write, `-` for an unused number.
+    pub bindings: &'static str,
     /// Bytes of the parameters, which are passed as immediates.
     pub params_bytes: u32,
+}
+
+impl Interface {
+    /// Used bindings.
+    pub const fn count(&self) -> u32 {
+        let (letters, mut used, mut i) = (self.bindings.as_bytes(), 0, 0);
+        while i < letters.len() {
+            used += (letters[i] != b'-') as u32;
+            i += 1;
+        }
+        used
+    }
+
+    /// Number of each binding, and whether kernels write it.
+    pub fn bindings(&self) -> impl Iterator<Item = (u32, bool)> {
+        let used = (0..).zip(self.bindings.bytes()).filter(|(_, access)| *access != b'-');
+        used.map(|(number, access)| (number, access == b'w'))
+    }
 }
 
 /// The device objects of an interface.
@@ -94,7 +113,7 @@ impl Pipelines {
 
 impl Layout {
     fn new(device: &wgpu::Device, interface: &Interface, how: Binding) -> Self {
-        let entry = |&(binding, written): &(u32, bool)| wgpu::BindGroupLayoutEntry {
+        let entry = |(binding, written)| wgpu::BindGroupLayoutEntry {
             binding,
             visibility: wgpu::ShaderStages::COMPUTE,
             ty: wgpu::BindingType::Buffer {
@@ -104,7 +123,7 @@ impl Layout {
             },
             count: None,
         };
-        let entries: Vec<_> = interface.bindings.iter().map(entry).collect();
+        let entries: Vec<_> = interface.bindings().map(entry).collect();
         let label = Some(interface.name);
         let bindings = device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label, entries: &entries });
         let pipeline = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {

@@ -137,7 +137,7 @@ impl Shared {
     /// Whether `buffer`, which shaders may read, belongs to this device.
     pub fn owns(&self, buffer: &wgpu::Buffer) -> Result<bool, HalError> {
         let interface = &crate::families::gemm::INTERFACE;
-        let entry = |(i, &(binding, written)): (usize, &(u32, bool))| wgpu::BindGroupEntry {
+        let entry = |(i, (binding, written)): (usize, (u32, bool))| wgpu::BindGroupEntry {
             binding,
             resource: wgpu::BindingResource::Buffer(match (i, written) {
                 (0, _) => wgpu::BufferBinding { buffer, offset: 0, size: wgpu::BufferSize::new(4) },
@@ -145,7 +145,7 @@ impl Shared {
                 (_, true) => self.absent_written.as_entire_buffer_binding(),
             }),
         };
-        let entries: Vec<_> = interface.bindings.iter().enumerate().map(entry).collect();
+        let entries: Vec<_> = interface.bindings().enumerate().map(entry).collect();
         let bound = self.try_scoped("wrapping a buffer", || {
             self.device.create_bind_group(&wgpu::BindGroupDescriptor {
                 label: None,

@@ -11,6 +11,8 @@ use crate::operand::WIDE_ACCESS;
 
 /// Most slots.
 const MOST_SLOTS: usize = i32::MAX as usize;
+/// Default limit of the workspace, in bytes.
+const MAX_WORKSPACE: usize = 256 << 20;
 /// Elements of a vector access to states.
 const STATE_VECTOR: u64 = 4;
 
@@ -66,7 +68,9 @@ impl Decay {
 /// must belong to at most one sequence of a run.
 ///
 /// Results have the same bits in every run, whatever other sequences
-/// there are, and however a sequence's tokens are spread over runs.
+/// there are. Many tokens may be processed in chunks by matrix
+/// instructions; [`batch_invariant`](Self::batch_invariant) promises that
+/// bits do not depend on how a sequence's tokens are spread over runs, either.
 ///
 /// Defaults: no decay, the delta rule, β = 1, scale `1 / √key dim`,
 /// states are read.
@@ -116,6 +120,8 @@ pub struct LinearAttention {
     skip: bool,
     norm_epsilon: Option<f32>,
     scale: Option<f32>,
+    batch_invariant: bool,
+    max_workspace: usize,
     from_zero: bool,
     advance: bool,
     pending: bool,
@@ -152,6 +158,8 @@ impl LinearAttention {
             skip: false,
             norm_epsilon: None,
             scale: None,
+            batch_invariant: false,
+            max_workspace: MAX_WORKSPACE,
             from_zero: false,
             advance: false,
             pending: false,
@@ -242,6 +250,22 @@ impl LinearAttention {
     /// gaps by default.
     pub fn slot_stride(mut self, elements: u64) -> Self {
         self.slot_stride = Some(elements);
+        self
+    }
+
+    /// Requires that bits do not depend on how a sequence's tokens are
+    /// spread over runs: they are processed one by one, which takes
+    /// longer for prompts. A plan with [`advance`](Self::advance) or
+    /// [`pending`](Self::pending) does so anyway.
+    pub fn batch_invariant(mut self) -> Self {
+        self.batch_invariant = true;
+        self
+    }
+
+    /// Most bytes of the workspace; 256 MiB by default. Kernels that process
+    /// chunks of tokens take several launches where more were needed.
+    pub fn max_workspace(mut self, bytes: usize) -> Self {
+        self.max_workspace = bytes;
         self
     }
 
@@ -352,6 +376,8 @@ impl LinearAttention {
             skip: self.skip,
             norm_epsilon: self.norm_epsilon,
             scale,
+            batch_invariant: self.batch_invariant,
+            max_workspace: self.max_workspace,
             slots,
             slot_stride: self.check_slot_stride()?,
             slot_indices: self.slot_indices,

@@ -209,6 +209,13 @@ impl Bound for CheckedLinearAttention {
 }
 
 impl LinearAttentionPlan {
+    /// Tokens that a step of the recurrence processes. With more than 1,
+    /// bits depend on how tokens are spread over runs, and a NaN or an
+    /// infinity among a chunk's operands reaches results of the whole chunk.
+    pub fn step_tokens(&self) -> usize {
+        self.launch().map_or(1, |plan| plan.config.step_tokens as usize)
+    }
+
     /// Submits the attention to `stream`. A run allocates nothing, waits
     /// for nothing and takes no lock. A CUDA graph may capture it.
     /// Offsets, slots and counts are read on the device at run time.

@@ -637,6 +637,17 @@ static_assert(QG_OFFSET_OF(LinearAttentionPointers, d_head) == 168, "layout");
 static_assert(QG_OFFSET_OF(LinearAttentionPointers, decay_token) == 176, "layout");
 static_assert(QG_OFFSET_OF(LinearAttentionPointers, beta_token) == 184, "layout");
 static_assert(QG_OFFSET_OF(LinearAttentionPointers, slot_stride) == 192, "layout");
+struct LinearAttentionChunks {
+    u32 first;  // First token of a sequence, a multiple of the chunk.
+    u32 tokens;  // Tokens of a sequence at most, a multiple of the chunk.
+    u64 matrices;  // Matrices of each token: f32 `[sequences, heads, tokens, 2, 32]`.
+    u64 factors;  // Factors of each token: f32 `[sequences, heads, tokens, 4]`.
+    u64 states;  // States between segments: f32 `[sequences, heads, v_dim, qk_dim]`.
+}; static_assert(sizeof(LinearAttentionChunks) == 32, "layout");
+static_assert(QG_OFFSET_OF(LinearAttentionChunks, tokens) == 4, "layout");
+static_assert(QG_OFFSET_OF(LinearAttentionChunks, matrices) == 8, "layout");
+static_assert(QG_OFFSET_OF(LinearAttentionChunks, factors) == 16, "layout");
+static_assert(QG_OFFSET_OF(LinearAttentionChunks, states) == 24, "layout");
 struct NormShape {
     u32 rows;  // Rows of X and D.
     u32 columns;  // Columns of X.

@@ -6,7 +6,7 @@
 // order of the tile.
 #pragma once
 #include "atoms/mma.cuh"
-#include "atoms/numeric.cuh"
+#include "dequant/bf16_split.cuh"
 #include "mainloop/matmul_tiles.cuh"
 
 static_assert(QG_VARIANT >= 80, "bf16 has instructions from Ampere on");
@@ -16,28 +16,6 @@ struct MmaStage {
     alignas(128) u8 a[2 * TileA::BYTES];
     alignas(128) u8 b[2 * TileB::BYTES];
 };
-
-// Whether |x| exceeds bf16's largest number, or is infinite.
-// Then hi is ±1 and lo is x: an infinite hi would give NaN in
-// products with the other operand's lo.
-QG_DEVICE bool is_beyond_bf16(float x) {
-    return bits_to_f32(f32_to_bits(x) & 0x7fffffffu) > bits_to_f32(0x7f7f0000u);
-}
-QG_DEVICE float high_part(float x) {
-    return is_beyond_bf16(x) ? bits_to_f32((f32_to_bits(x) & 0x80000000u) | 0x3f800000u) : x;
-}
-// The rest after rounding to hi.
-// The largest numbers become bf16's largest.
-QG_DEVICE float low_part(float x, u32 hi_bits) {
-    return is_beyond_bf16(x) ? bits_to_f32(f32_to_bits(x) & 0xffff0000u) : x - bits_to_f32(hi_bits);
-}
-
-// Splits two values into bf16 pairs.
-QG_DEVICE void split_bf16x2(u32& hi, u32& lo, u32 first, u32 second) {
-    const float x = bits_to_f32(first), y = bits_to_f32(second);
-    hi = f32_to_bf16x2(high_part(x), high_part(y));
-    lo = f32_to_bf16x2(low_part(x, hi << 16), low_part(y, hi & 0xffff0000u));
-}
 
 // Adds the products of a stage. The MMA adds 16 values along
 // K, small products first. f32 additions combine these sums:

@@ -1,6 +1,6 @@
 // Linear attention: a chunk of tokens of a head in shared memory.
 #pragma once
-#include "recurrence/problem.cuh"
+#include "recurrence/query_and_key.cuh"
 
 // Rows of a thread, and columns of each,
 // in groups of four.
@@ -44,48 +44,14 @@ struct Chunk {
     }
 };
 
-QG_DEVICE float warp_sum_of(float value) {
-#pragma unroll
-    for (u32 mask = 16; mask > 0; mask /= 2) value += shfl_xor(value, mask);
-    return value;
-}
-
-QG_DEVICE void store_eight(float* to, const float (&v)[8]) {
-    st_shared(reinterpret_cast<f32x4*>(to), f32x4{v[0], v[1], v[2], v[3]});
-    st_shared(reinterpret_cast<f32x4*>(to) + 1, f32x4{v[4], v[5], v[6], v[7]});
-}
-
 // Query and key of a token, by a warp: eight columns a lane.
 QG_DEVICE void load_query_and_key(const LinearAttentionParams& p, const Place& place, const Chunk& chunk, u32 i,
                                   u32 token) {
-    using Stored = Eight<QG_X_DTYPE>;
     const u32 column = thread_index() % 32 * 8;
-    Stored stored_q = Stored::zeros(), stored_k = Stored::zeros();
-    if (column < p.shape.qk_dim) {
-        const bool aligned = p.shape.flags & QG_FLAG_X_ALIGNED16;
-        const u64 q = token * p.at.q_token + place.key_head * p.at.q_head + column;
-        const u64 k = token * p.at.k_token + place.key_head * p.at.k_head + column;
-        stored_q = Stored::load(reinterpret_cast<const u8*>(p.at.q) + Stored::offset_of(q), aligned);
-        stored_k = Stored::load(reinterpret_cast<const u8*>(p.at.k) + Stored::offset_of(k), aligned);
-    }
-    float q[8], k[8], qq = 0.0f, kk = 0.0f, qk = 0.0f;
-#pragma unroll
-    for (u32 j = 0; j < 8; j++) {
-        q[j] = Stored::number(stored_q, j), k[j] = Stored::number(stored_k, j);
-        qq = fma_f32(q[j], q[j], qq), kk = fma_f32(k[j], k[j], kk), qk = fma_f32(q[j], k[j], qk);
-    }
-    float q_factor = p.shape.scale, k_factor = 1.0f;
-    if (p.shape.flags & QG_FLAG_L2_NORM) {
-        q_factor = q_factor / sqrt_f32(warp_sum_of(qq) + p.shape.epsilon);
-        k_factor = 1.0f / sqrt_f32(warp_sum_of(kk) + p.shape.epsilon);
-    }
-    qk = warp_sum_of(qk);
-    if (column == 0) st_shared(&chunk.qk[i], qk * q_factor * k_factor);
+    QueryAndKey of = QueryAndKey::load(p, place.key_head, token);
+    if (column == 0) st_shared(&chunk.qk[i], of.qk);
     if (column >= chunk.pitch) return;
-#pragma unroll
-    for (u32 j = 0; j < 8; j++) q[j] *= q_factor, k[j] *= k_factor;
-    store_eight(&chunk.q[i * chunk.pitch + column], q);
-    store_eight(&chunk.k[i * chunk.pitch + column], k);
+    QueryAndKey::store(of, &chunk.q[i * chunk.pitch + column], &chunk.k[i * chunk.pitch + column]);
 }
 
 // Loads `count` tokens from `first` on.
@@ -105,15 +71,14 @@ QG_DEVICE void load_chunk(const LinearAttentionParams& p, const Place& place, co
         for (u32 at = thread_index(); at < count * chunk.pitch; at += QG_THREADS) {
             const u32 i = at / chunk.pitch, column = at % chunk.pitch;
             const u32 index = place.head * p.shape.qk_dim + column;
+            const bool is_there = column < p.shape.qk_dim;
             st_shared(&chunk.decay[at],
-                      column < p.shape.qk_dim ? decay_of(p, first + i, place.head, index) : 0.0f);
+                      is_there ? decay_of_log(log_decay_of(p, first + i, place.head, index)) : 0.0f);
         }
     } else if (thread_index() < count) {
         const u32 i = thread_index();
-        st_shared(&chunk.decay[i], p.at.decay ? decay_of(p, first + i, place.head, place.head) : 1.0f);
+        st_shared(&chunk.decay[i], p.at.decay ? decay_of_log(log_decay_of(p, first + i, place.head, place.head)) : 1.0f);
     }
-    if (thread_index() < count) {
-        const u64 beta = (first + thread_index()) * p.at.beta_token + place.head;
-        st_shared(&chunk.beta[thread_index()], p.at.beta ? bits_to_f32(index_at(p.at.beta, beta)) : 1.0f);
-    }
+    if (thread_index() < count)
+        st_shared(&chunk.beta[thread_index()], beta_of(p, first + thread_index(), place.head));
 }

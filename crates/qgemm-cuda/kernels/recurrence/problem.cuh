@@ -46,13 +46,22 @@ QG_DEVICE float exp_f32(float x) {
     return x > 0.0f ? 1.0f / exp_nonpositive(-x) : exp_nonpositive(x);
 }
 
-// Decay `index` of a token, of the head's parameters. NaN stays NaN.
-QG_DEVICE float decay_of(const LinearAttentionParams& p, u32 token, u32 head, u32 index) {
+// Log-decay `index` of a token, of the head's parameters, at most 0.
+// NaN stays NaN.
+QG_DEVICE float log_decay_of(const LinearAttentionParams& p, u32 token, u32 head, u32 index) {
     float g = load_dense(p.shape.a_dtype, p.at.decay, token * p.at.decay_token + index);
     if (p.at.a_log) {
         const float rate = exp_f32(bits_to_f32(index_at(p.at.a_log, head)));
         g = -rate * softplus(g + bits_to_f32(index_at(p.at.dt_bias, index)));
     }
-    if (g != g) return g;
-    return exp_nonpositive(g < 0.0f ? g : 0.0f);
+    return g > 0.0f ? 0.0f : g;
+}
+
+// exp(g) of a log-decay.
+QG_DEVICE float decay_of_log(float g) {
+    return g != g ? g : exp_nonpositive(g);
+}
+
+QG_DEVICE float beta_of(const LinearAttentionParams& p, u32 token, u32 head) {
+    return p.at.beta ? bits_to_f32(index_at(p.at.beta, token * p.at.beta_token + head)) : 1.0f;
 }

@@ -97,3 +97,21 @@ abi_struct! {
         pub slot_stride: u64,
     }
 }
+
+abi_struct! {
+    /// Segment of all sequences that a launch of the chunked kernels
+    /// processes, and its workspace.
+    pub struct LinearAttentionChunks {
+        /// First token of a sequence, a multiple of the chunk.
+        pub first: u32,
+        /// Tokens of a sequence at most, a multiple of the chunk.
+        pub tokens: u32,
+        /// Matrices of each token: f32 `[sequences, heads, tokens, 2, 32]`.
+        pub matrices: u64,
+        /// Factors of each token: f32 `[sequences, heads, tokens, 4]`.
+        pub factors: u64,
+        /// States between segments: f32
+        /// `[sequences, heads, v_dim, qk_dim]`.
+        pub states: u64,
+    }
+}

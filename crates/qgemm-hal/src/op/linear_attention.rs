@@ -72,8 +72,9 @@ impl CheckedDecay {
 /// ```
 ///
 /// Arithmetic and state are f32. `α = 0` (`g = −∞`) makes S zero,
-/// whatever it holds. Results do not depend on other sequences, nor
-/// on how tokens are spread over runs.
+/// whatever it holds. Results do not depend on other sequences, and
+/// where kernels process token by token, not on how tokens are spread
+/// over runs.
 ///
 /// A sequence without tokens leaves its state as it is. Slot indices
 /// outside the slots denote no state: S begins as zero and is dropped.
@@ -117,6 +118,12 @@ pub struct CheckedLinearAttention {
     pub norm_epsilon: Option<f32>,
     /// Scale of the queries.
     pub scale: f32,
+    /// Whether results may not depend on how tokens are spread over
+    /// runs, so that no kernel processes tokens in chunks.
+    pub batch_invariant: bool,
+    /// Most workspace bytes. Kernels that need more for all tokens at once
+    /// process them in segments.
+    pub max_workspace: usize,
     /// Slots of states.
     pub slots: usize,
     /// Elements from one slot to the next; a multiple of 4.
@@ -176,6 +183,10 @@ axis! {
         Gather: "gather",
         /// Recurrence over tokens.
         Recur: "recur",
+        /// Matrices of the tokens of each chunk.
+        Matrices: "matrices",
+        /// Recurrence over chunks.
+        Chunks: "chunks",
     }
 }
 
@@ -202,6 +213,11 @@ pub struct LinearAttentionConfig {
     pub workspace_bytes: usize,
     /// Reached share of the device's bandwidth, per mille.
     pub efficiency: u32,
+    /// Tokens that a step of the recurrence processes. With more than 1,
+    /// bits depend on how tokens are spread over runs.
+    pub step_tokens: u32,
+    /// Seconds of the longest sequence's dependent steps.
+    pub chain_seconds: f64,
 }
 
 /// A config with its estimated time.
@@ -268,6 +284,7 @@ impl Hash for CheckedLinearAttention {
         (self.q, self.k, self.v, self.d).hash(state);
         (self.decay, self.delta, self.beta, self.skip).hash(state);
         (self.scale.to_bits(), self.norm_epsilon.map(f32::to_bits)).hash(state);
+        (self.batch_invariant, self.max_workspace).hash(state);
         (self.slots, self.slot_stride, self.slot_indices, self.from_zero, self.advance, self.pending).hash(state);
     }
 }
@@ -355,11 +372,25 @@ impl Operation for CheckedLinearAttention {
 
     fn noop_config(&self) -> Result<LinearAttentionConfig, Unsupported> {
         let kernel = self.kernel_of("noop", None, LinearAttentionStep::Recur);
-        Ok(LinearAttentionConfig { kernel, launches: 1, workspace_bytes: 0, efficiency: 1000 })
+        Ok(LinearAttentionConfig { efficiency: 1000, ..LinearAttentionConfig::of_tokens(kernel) })
     }
 }
 
-memory_bound!(CheckedLinearAttention, LinearAttentionConfig, LinearAttentionPlan, |config| config.launches);
+impl LinearAttentionConfig {
+    /// One launch that processes token by token, at half of the
+    /// bandwidth.
+    pub fn of_tokens(kernel: KernelId) -> Self {
+        Self { kernel, launches: 1, workspace_bytes: 0, efficiency: 500, step_tokens: 1, chain_seconds: 0.0 }
+    }
+}
+
+memory_bound!(
+    CheckedLinearAttention,
+    LinearAttentionConfig,
+    LinearAttentionPlan,
+    |config| config.launches,
+    chain config.chain_seconds
+);
 
 #[cfg(test)]
 mod tests {
@@ -388,6 +419,8 @@ mod tests {
             skip: false,
             norm_epsilon: None,
             scale: 1.0,
+            batch_invariant: false,
+            max_workspace: 0,
             slots: 8,
             slot_stride: 4 * 64 * 64,
             slot_indices: false,

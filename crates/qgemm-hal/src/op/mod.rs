@@ -133,6 +133,12 @@ pub trait MemoryBound: Operation {
     /// Kernel launches of a run.
     fn launches(config: &Self::Config) -> u32;
 
+    /// Seconds of the longest chain of dependent steps, which may
+    /// exceed the time of the bytes.
+    fn chain_seconds(_: &Self::Config) -> f64 {
+        0.0
+    }
+
     /// A config with its estimated seconds.
     fn plan(config: Self::Config, estimate: f64) -> Self::Plan;
 }
@@ -140,7 +146,7 @@ pub trait MemoryBound: Operation {
 /// Implements [`MemoryBound`] for an operation whose config has an
 /// `efficiency`, and whose plan is a config with an `estimate`.
 macro_rules! memory_bound {
-    ($op:ty, $config:ident, $plan:ident, |$of:pat_param| $launches:expr) => {
+    ($op:ty, $config:ident, $plan:ident, |$of:pat_param| $launches:expr $(, chain $chain:expr)?) => {
         impl $crate::op::MemoryBound for $op {
             fn efficiency(config: &$config) -> u32 {
                 config.efficiency
@@ -149,6 +155,10 @@ macro_rules! memory_bound {
             fn launches($of: &$config) -> u32 {
                 $launches
             }
+
+            $(fn chain_seconds($of: &$config) -> f64 {
+                $chain
+            })?
 
             fn plan(config: $config, estimate: f64) -> $plan {
                 $plan { config, estimate }

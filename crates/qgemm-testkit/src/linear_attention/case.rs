@@ -63,6 +63,10 @@ pub struct LinearAttentionCase {
     pub advance: bool,
     /// Whether some tokens have no output.
     pub pending: bool,
+    /// Whether tokens are processed one by one.
+    pub batch_invariant: bool,
+    /// Limit of the workspace, if it is not the default.
+    pub max_workspace: Option<usize>,
     /// Elements between rows of Q, K and V, between tokens of gates,
     /// and, times 4, between slots.
     pub gap: usize,
@@ -94,6 +98,8 @@ impl LinearAttentionCase {
             from_zero: false,
             advance: false,
             pending: false,
+            batch_invariant: false,
+            max_workspace: None,
             gap: 0,
             d_gap: 0,
             offset: 0,
@@ -274,12 +280,15 @@ impl fmt::Display for LinearAttentionCase {
             (self.from_zero, "from-zero"),
             (self.advance, "advance"),
             (self.pending, "pending"),
+            (self.batch_invariant, "invariant"),
         ];
         flags.into_iter().filter(|(is_set, _)| *is_set).try_for_each(|(_, name)| write!(f, " {name}"))?;
         if self.slots.0 != self.lengths.len() {
             write!(f, " slots={}", self.slots.0)?;
         }
-        for (name, value) in [("gap", self.gap), ("d-gap", self.d_gap), ("offset", self.offset)] {
+        let workspace = self.max_workspace.unwrap_or(0);
+        let numbers = [("gap", self.gap), ("d-gap", self.d_gap), ("offset", self.offset), ("workspace", workspace)];
+        for (name, value) in numbers {
             if value != 0 {
                 write!(f, " {name}={value}")?;
             }

@@ -17,6 +17,11 @@ pub(super) const GROUPS: &[Cases<Case>] = &[
     group("linear_attention_gates", "betas 0, 1 and 2, decays of 0, -inf, NaN, subnormals, states that last", gates),
     group("linear_attention_sequences", "ragged sequences, slots, zero states, advances and pending tokens", sequences),
     group("linear_attention_layouts", "strides of tokens, heads, gates and slots, offsets", layouts),
+    group(
+        "linear_attention_chunks",
+        "as many tokens as are processed in chunks: forms, sizes, gates, segments",
+        chunks,
+    ),
     group("linear_attention_long", "4096 tokens of one sequence", long),
 ];
 
@@ -79,7 +84,9 @@ fn forms() -> Vec<Case> {
 
 fn gates() -> Vec<Case> {
     let of_kind = |(seed, gates): (u64, G)| {
-        let case = Case { gates, seed, ..Case::new(&[40, 9], (6, 3), (64, 32)) };
+        // A chunk spreads NaN to its earlier tokens.
+        let batch_invariant = gates == G::Broken;
+        let case = Case { gates, seed, batch_invariant, ..Case::new(&[40, 9], (6, 3), (64, 32)) };
         let made = if gates == G::Broken { case.clone() } else { case.clone().made(DType::F32) };
         [
             case.clone(),
@@ -133,6 +140,48 @@ fn layouts() -> Vec<Case> {
     (1..).zip(DType::ALL).flat_map(of_dtype).collect()
 }
 
+fn chunks() -> Vec<Case> {
+    let base = |seed: u64, tokens: usize, dims| Case {
+        dtype: DType::ALL[seed as usize % 3],
+        seed,
+        ..Case::new(&[tokens], (2, 1), dims)
+    };
+    let dims = [(16, 16), (64, 64), (80, 96), (112, 48), (128, 128), (128, 16), (32, 256)];
+    let of_dims = (1..).zip(dims).flat_map(|(seed, dims)| {
+        let case = base(seed, 128 + seed as usize, dims);
+        [case.clone(), Case { seed: seed + 10, ..case.per_feature() }]
+    });
+    let lengths = [96, 127, 161, 256];
+    let of_lengths = (30..).zip(lengths).map(|(seed, tokens)| base(seed, tokens, (64, 64)).mamba());
+    let kinds = [G::Slow, G::Whole, G::Extreme];
+    let of_gates = (40..).zip(kinds).flat_map(|(seed, gates)| {
+        let case = Case { gates, ..base(seed, 130, (64, 32)) };
+        let made = case.clone().made(DType::F32);
+        [case.clone(), case.clone().per_feature(), case.mamba(), made.clone(), made.per_feature_of_source()]
+    });
+    let case = base(51, 200, (64, 48));
+    let forms = [
+        Case { decay: None, ..case.clone() },
+        Case { decay: None, beta: false, norm: false, ..case.clone() },
+        Case { skip: true, from_zero: true, ..case.clone() },
+        Case { heads: (6, 3), offset: 1, gap: 1, d_gap: 3, ..case.clone() },
+        Case { slots: (4, true), ..case.clone() },
+        Case { lengths: vec![150, 0, 1, 33, 97, 64], ragged: true, slots: (8, true), ..case.clone() },
+        // Room for a few chunks at once, and for none.
+        Case { max_workspace: Some(160_000), ..case.clone() },
+        Case { max_workspace: Some(150_000), from_zero: true, ..case.clone().per_feature() },
+        Case {
+            max_workspace: Some(300_000),
+            lengths: vec![150, 20, 65],
+            ragged: true,
+            slots: (3, false),
+            ..case.clone()
+        },
+        Case { max_workspace: Some(70_000), ..case },
+    ];
+    of_dims.chain(of_lengths).chain(of_gates).chain(forms).collect()
+}
+
 fn long() -> Vec<Case> {
     let case = Case { gates: G::Slow, ..Case::new(&[4096], (2, 1), (32, 16)) };
     vec![
@@ -150,7 +199,7 @@ pub(super) fn random_case(seed: u64) -> Case {
     let rng = &mut rng;
     let ragged = rng.random_bool(0.5);
     let count = skewed(rng, 9);
-    let each = skewed(rng, 40);
+    let each = if rng.random_bool(0.2) { rng.random_range(32..=200) } else { skewed(rng, 40) };
     let lengths: Vec<usize> = (0..count).map(|_| if ragged { rng.random_range(0..=each) } else { each }).collect();
     let (key_heads, group) = (skewed(rng, 4), skewed(rng, 4));
     let dims = (16 * skewed(rng, 16), 16 * skewed(rng, 16));
@@ -160,6 +209,7 @@ pub(super) fn random_case(seed: u64) -> Case {
         (pick(rng, &[DecayPer::Head, DecayPer::Feature]), source)
     });
     let slots = if rng.random_bool(0.5) { (count + 2, true) } else { (count, false) };
+    let gates = pick(rng, &G::ALL);
     Case {
         dtype: pick(rng, &DType::ALL),
         decay,
@@ -167,7 +217,10 @@ pub(super) fn random_case(seed: u64) -> Case {
         beta: rng.random_bool(0.7),
         skip: rng.random_bool(0.4),
         norm: rng.random_bool(0.6),
-        gates: pick(rng, &G::ALL),
+        gates,
+        // A chunk spreads NaN to its earlier tokens.
+        batch_invariant: gates == G::Broken || rng.random_bool(0.2),
+        max_workspace: pick(rng, &[None, None, Some(200_000)]),
         ragged,
         slots,
         from_zero: rng.random_bool(0.3),

@@ -19,6 +19,9 @@ use crate::outcome::{Exemption, Failure, Outcome, Verdict};
 const EXEMPTIONS: &[Exemption<LinearAttentionCase>] = &[];
 /// Error limit of D before it is rounded, and of states.
 const LIMIT: f64 = 1e-10;
+/// Limit of kernels that process chunks of tokens: an operand of a
+/// product has 16 bits, and a chunk has a chain of such products.
+const CHUNK_LIMIT: f64 = 1e-8;
 
 /// Runs `case` on poisoned memory and judges the result. A second run
 /// must match, unless the device is emulated.
@@ -73,7 +76,8 @@ fn judge(ctx: &Context, case: &LinearAttentionCase, outcome: &mut Outcome) -> Re
     let inputs = Inputs::of(case);
     let run = || run_on(ctx, &plan, case, &stored, &inputs).map_err(Failure::of_run);
     let written = run()?;
-    check(case, &stored, &attend(case, &inputs), &written, outcome)?;
+    let limit = if plan.step_tokens() > 1 { CHUNK_LIMIT } else { LIMIT };
+    check(case, &stored, &attend(case, &inputs), &written, limit, outcome)?;
     // Emulated threads run in one order: a second run is the same.
     if ctx.info().id.kind != DeviceKind::Emu {
         let second = run()?;
@@ -123,7 +127,10 @@ fn problem(case: &LinearAttentionCase, stored: &Stored) -> LinearAttention {
     if case.beta {
         attention = attention.beta().beta_stride(stored.beta.row_stride() as u64);
     }
-    let choices: [(bool, Setter); 7] = [
+    if let Some(bytes) = case.max_workspace {
+        attention = attention.max_workspace(bytes);
+    }
+    let choices: [(bool, Setter); 8] = [
         (!case.delta, LinearAttention::without_delta),
         (case.skip, LinearAttention::skip),
         (case.norm, |attention| attention.normalized(EPSILON)),
@@ -131,6 +138,7 @@ fn problem(case: &LinearAttentionCase, stored: &Stored) -> LinearAttention {
         (case.from_zero, LinearAttention::from_zero),
         (case.advance, LinearAttention::advance),
         (case.pending, LinearAttention::pending),
+        (case.batch_invariant, LinearAttention::batch_invariant),
     ];
     choices.into_iter().filter(|(is_set, _)| *is_set).fold(attention, |attention, (_, set)| set(attention))
 }
@@ -187,6 +195,7 @@ fn check(
     stored: &Stored,
     expected: &Attended,
     (d, states): &Written,
+    limit: f64,
     outcome: &mut Outcome,
 ) -> Result<(), Failure> {
     let outside = [(&stored.d, d), (&stored.states, states)];
@@ -203,9 +212,9 @@ fn check(
         }
         values.fill(0.0);
     }
-    compared(&got, &expected.d, rounded_to(case.dtype, LIMIT), outcome)?;
+    compared(&got, &expected.d, rounded_to(case.dtype, limit), outcome)?;
     let got = stored.states.decode(states);
-    compared(&got, &expected.states, Tolerance::relative(LIMIT), outcome)
+    compared(&got, &expected.states, Tolerance::relative(limit), outcome)
 }
 
 fn compared(got: &[f32], expected: &Expected, tolerance: Tolerance, outcome: &mut Outcome) -> Result<(), Failure> {

@@ -27,11 +27,8 @@ pub(super) const FAMILIES: Families<CheckedConvert> = &[&Convert];
 
 /// Kernel interface: the operands of `shaders/convert_params.wgsl`, with
 /// the binding numbers of products.
-pub(crate) const INTERFACE: Interface = Interface {
-    name: "convert",
-    bindings: &[(0, false), (3, false), (8, true), (9, true)],
-    params_bytes: size_of::<Params>() as u32,
-};
+pub(crate) const INTERFACE: Interface =
+    Interface { name: "convert", bindings: "r--r----ww", params_bytes: size_of::<Params>() as u32 };
 
 /// Family name.
 const NAME: &str = "convert";

@@ -26,11 +26,8 @@ use crate::source_hash::hash_of;
 pub(super) const FAMILIES: Families<CheckedDequantize> = &[&Dequantize];
 
 /// Kernel interface: the operands of `shaders/dequantize.wgsl`.
-pub(crate) const INTERFACE: Interface = Interface {
-    name: "dequantize",
-    bindings: &[(0, false), (1, false), (2, false), (3, true)],
-    params_bytes: size_of::<Params>() as u32,
-};
+pub(crate) const INTERFACE: Interface =
+    Interface { name: "dequantize", bindings: "rrrw", params_bytes: size_of::<Params>() as u32 };
 
 /// Family name.
 const NAME: &str = "dequantize";

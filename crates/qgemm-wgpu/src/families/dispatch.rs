@@ -78,7 +78,7 @@ pub(super) fn submit<P: Pod>(
 /// even in different ranges.
 fn reads_what_it_writes(interface: &Interface, bindings: &[wgpu::BufferBinding<'_>]) -> bool {
     let of_kind = |written| {
-        let all = interface.bindings.iter().zip(bindings);
+        let all = interface.bindings().zip(bindings);
         all.filter(move |((_, is_written), _)| *is_written == written).map(|(_, binding)| binding.buffer)
     };
     of_kind(true).any(|written| of_kind(false).any(|read| read == written))

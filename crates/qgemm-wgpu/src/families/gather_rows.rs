@@ -32,11 +32,8 @@ use crate::weight_code::{CLASS, WeightCode};
 pub(super) const FAMILIES: Families<CheckedGatherRows> = &[&GatherRows];
 
 /// Interface of the kernel that checks ids.
-pub(crate) const STATUS_INTERFACE: Interface = Interface {
-    name: "gather_rows_status",
-    bindings: &[(0, false), (1, true)],
-    params_bytes: size_of::<StatusParams>() as u32,
-};
+pub(crate) const STATUS_INTERFACE: Interface =
+    Interface { name: "gather_rows_status", bindings: "rw", params_bytes: size_of::<StatusParams>() as u32 };
 
 /// Family name.
 const NAME: &str = "gather_rows";

@@ -27,19 +27,13 @@ pub(super) const FAMILIES: Families<CheckedIndexer> = &[&Indexer];
 
 /// Interface of the scoring kernel: the operands of
 /// `shaders/indexer_score.wgsl`.
-pub(crate) const SCORE_INTERFACE: Interface = Interface {
-    name: NAME,
-    bindings: &[(0, false), (1, false), (2, false), (3, false), (4, false), (5, false), (6, false), (7, true)],
-    params_bytes: size_of::<Params>() as u32,
-};
+pub(crate) const SCORE_INTERFACE: Interface =
+    Interface { name: NAME, bindings: "rrrrrrrw", params_bytes: size_of::<Params>() as u32 };
 
 /// Interface of the top-k kernel: the operands of
 /// `shaders/indexer_choose.wgsl`.
-pub(crate) const CHOOSE_INTERFACE: Interface = Interface {
-    name: "indexer_choose",
-    bindings: &[(0, false), (1, false), (2, false), (3, true)],
-    params_bytes: size_of::<Params>() as u32,
-};
+pub(crate) const CHOOSE_INTERFACE: Interface =
+    Interface { name: "indexer_choose", bindings: "rrrw", params_bytes: size_of::<Params>() as u32 };
 
 /// Family name.
 const NAME: &str = "indexer";

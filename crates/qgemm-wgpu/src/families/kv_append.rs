@@ -29,46 +29,17 @@ use crate::source_hash::hash_of;
 pub(super) const FAMILIES: Families<CheckedKvAppend> = &[&KvAppend];
 
 /// Kernel interface: the operands of `shaders/kv_append.wgsl`.
-pub(crate) const INTERFACE: Interface = Interface {
-    name: NAME,
-    bindings: &[(0, false), (1, false), (2, false), (3, false), (4, false), (5, false), (6, false), (7, true)],
-    params_bytes: size_of::<Params>() as u32,
-};
+pub(crate) const INTERFACE: Interface =
+    Interface { name: NAME, bindings: "rrrrrrrw", params_bytes: size_of::<Params>() as u32 };
 
 /// Kernel interface of `shaders/kv_append_factor.wgsl`, with head factors.
-pub(crate) const FACTOR_INTERFACE: Interface = Interface {
-    name: "kv_append_factor",
-    bindings: &[
-        (0, false),
-        (1, false),
-        (2, false),
-        (3, false),
-        (4, false),
-        (5, false),
-        (6, false),
-        (7, true),
-        (8, false),
-    ],
-    params_bytes: size_of::<Params>() as u32,
-};
+pub(crate) const FACTOR_INTERFACE: Interface =
+    Interface { name: "kv_append_factor", bindings: "rrrrrrrwr", params_bytes: size_of::<Params>() as u32 };
 
 /// Kernel interface of `shaders/kv_append_blocks.wgsl`,
 /// which writes block scales.
-pub(crate) const BLOCKS_INTERFACE: Interface = Interface {
-    name: "kv_append_blocks",
-    bindings: &[
-        (0, false),
-        (1, false),
-        (2, false),
-        (3, false),
-        (4, false),
-        (5, false),
-        (6, false),
-        (7, true),
-        (8, true),
-    ],
-    params_bytes: size_of::<Params>() as u32,
-};
+pub(crate) const BLOCKS_INTERFACE: Interface =
+    Interface { name: "kv_append_blocks", bindings: "rrrrrrrww", params_bytes: size_of::<Params>() as u32 };
 
 /// Family name.
 const NAME: &str = "kv_append";

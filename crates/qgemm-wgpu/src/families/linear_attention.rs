@@ -26,18 +26,12 @@ use crate::source_hash::hash_of;
 pub(super) const FAMILIES: Families<CheckedLinearAttention> = &[&LinearAttention];
 
 /// Kernel interface: the operands of `shaders/linear_attention_gather.wgsl`.
-pub(crate) const GATHER_INTERFACE: Interface = Interface {
-    name: "linear_attention_gather",
-    bindings: &[(0, false), (1, false), (2, false), (3, false), (4, false), (5, false), (6, false), (7, true)],
-    params_bytes: size_of::<GatherParams>() as u32,
-};
+pub(crate) const GATHER_INTERFACE: Interface =
+    Interface { name: "linear_attention_gather", bindings: "rrrrrrrw", params_bytes: size_of::<GatherParams>() as u32 };
 
 /// Kernel interface: the operands of `shaders/linear_attention.wgsl`.
-pub(crate) const INTERFACE: Interface = Interface {
-    name: NAME,
-    bindings: &[(0, false), (1, false), (2, false), (3, false), (4, false), (5, false), (6, true), (7, true)],
-    params_bytes: size_of::<Params>() as u32,
-};
+pub(crate) const INTERFACE: Interface =
+    Interface { name: NAME, bindings: "rrrrrrww", params_bytes: size_of::<Params>() as u32 };
 
 /// Family name.
 const NAME: &str = "linear_attention";
@@ -177,10 +171,9 @@ impl Family<CheckedLinearAttention> for LinearAttention {
         // Adapters do not report bandwidth, and there is no
         // other family to rank against.
         Ok(vec![LinearAttentionConfig {
-            kernel: op.kernel_of(NAME, None, LinearAttentionStep::Recur),
             launches: 2,
             workspace_bytes: workspace_bytes(op),
-            efficiency: 500,
+            ..LinearAttentionConfig::of_tokens(op.kernel_of(NAME, None, LinearAttentionStep::Recur))
         }])
     }
 
@@ -356,7 +349,7 @@ impl Kernel for StepKernel {
             LinearAttentionStep::Gather => {
                 submit(&self.shared, &GATHER_INTERFACE, &self.compiled, &[self.gather(&operands)?])
             }
-            LinearAttentionStep::Recur => submit(&self.shared, &INTERFACE, &self.compiled, &[self.recur(&operands)?]),
+            _ => submit(&self.shared, &INTERFACE, &self.compiled, &[self.recur(&operands)?]),
         }
     }
 }
@@ -387,6 +380,8 @@ pub(crate) fn all_shaders() -> Vec<Shader> {
         skip: true,
         norm_epsilon: Some(1e-6),
         scale: 0.5,
+        batch_invariant: false,
+        max_workspace: 0,
         slots: 4,
         slot_stride: 3 * 48 * 48,
         slot_indices: true,

@@ -30,11 +30,8 @@ use crate::source_hash::hash_of;
 pub(super) const FAMILIES: Families<CheckedMatmul> = &[&Matmul];
 
 /// Kernel interface: the operands of `shaders/matmul_params.wgsl`.
-pub(crate) const INTERFACE: Interface = Interface {
-    name: "matmul",
-    bindings: &[(0, false), (1, false), (2, false), (3, false), (4, false), (5, false), (6, false), (8, true)],
-    params_bytes: size_of::<Params>() as u32,
-};
+pub(crate) const INTERFACE: Interface =
+    Interface { name: "matmul", bindings: "rrrrrrr-w", params_bytes: size_of::<Params>() as u32 };
 
 /// Family name.
 const NAME: &str = "matmul";

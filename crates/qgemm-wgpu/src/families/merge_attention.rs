@@ -27,11 +27,8 @@ use crate::source_hash::hash_of;
 pub(super) const FAMILIES: Families<CheckedMergeAttention> = &[&MergeAttention];
 
 /// Kernel interface: the operands of `shaders/merge_attention.wgsl`.
-pub(crate) const INTERFACE: Interface = Interface {
-    name: "merge_attention",
-    bindings: &[(0, false), (1, false), (2, true), (3, true)],
-    params_bytes: size_of::<Params>() as u32,
-};
+pub(crate) const INTERFACE: Interface =
+    Interface { name: "merge_attention", bindings: "rrww", params_bytes: size_of::<Params>() as u32 };
 
 /// Family name.
 const NAME: &str = "merge_attention";

@@ -45,7 +45,7 @@ macro_rules! interfaces {
             let all = [$(&$interface,)*];
             let mut i = 0;
             while i < all.len() {
-                assert!(all[i].params_bytes <= PARAMS_BYTES && all[i].bindings.len() <= STORAGE_BUFFERS as usize);
+                assert!(all[i].params_bytes <= PARAMS_BYTES && all[i].count() <= STORAGE_BUFFERS);
                 i += 1;
             }
         };

@@ -31,18 +31,12 @@ pub(super) const FAMILIES: Families<CheckedNorm> = &[&Norm];
 
 /// Kernel interface: the operands of
 /// `shaders/norm_params.wgsl` and `norm_d_params.wgsl`.
-pub(crate) const INTERFACE: Interface = Interface {
-    name: "norm",
-    bindings: &[(0, false), (1, false), (2, false), (3, false), (4, true), (5, true)],
-    params_bytes: size_of::<Params>() as u32,
-};
+pub(crate) const INTERFACE: Interface =
+    Interface { name: "norm", bindings: "rrrrww", params_bytes: size_of::<Params>() as u32 };
 
 /// Kernel interface with a quantized result: `norm_planes_params.wgsl`.
-pub(crate) const QUANTIZED_INTERFACE: Interface = Interface {
-    name: "norm_quantize",
-    bindings: &[(0, false), (1, false), (2, false), (3, false), (4, true), (5, true), (6, true), (7, true)],
-    params_bytes: size_of::<QuantizedParams>() as u32,
-};
+pub(crate) const QUANTIZED_INTERFACE: Interface =
+    Interface { name: "norm_quantize", bindings: "rrrrwwww", params_bytes: size_of::<QuantizedParams>() as u32 };
 
 /// Family name.
 const NAME: &str = "norm";

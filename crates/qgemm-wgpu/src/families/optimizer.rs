@@ -25,11 +25,8 @@ use crate::source_hash::hash_of;
 pub(super) const FAMILIES: Families<CheckedOptimizer> = &[&Optimizer];
 
 /// Kernel interface: the operands of `shaders/optimizer.wgsl`.
-pub(crate) const INTERFACE: Interface = Interface {
-    name: NAME,
-    bindings: &[(0, false), (1, false), (2, true), (3, true), (4, true), (5, true)],
-    params_bytes: size_of::<Params>() as u32,
-};
+pub(crate) const INTERFACE: Interface =
+    Interface { name: NAME, bindings: "rrwwww", params_bytes: size_of::<Params>() as u32 };
 
 /// Family name.
 const NAME: &str = "optimizer";

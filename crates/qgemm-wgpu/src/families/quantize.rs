@@ -26,11 +26,8 @@ use crate::source_hash::hash_of;
 pub(super) const FAMILIES: Families<CheckedQuantize> = &[&Quantize];
 
 /// Kernel interface: the operands of `shaders/quantize_params.wgsl`.
-pub(crate) const INTERFACE: Interface = Interface {
-    name: "quantize",
-    bindings: &[(0, false), (1, false), (3, false), (4, true), (5, true), (6, true), (7, true)],
-    params_bytes: size_of::<Params>() as u32,
-};
+pub(crate) const INTERFACE: Interface =
+    Interface { name: "quantize", bindings: "rr-rwwww", params_bytes: size_of::<Params>() as u32 };
 
 /// Family name.
 const NAME: &str = "quantize";

@@ -29,19 +29,13 @@ pub(super) const FAMILIES: Families<CheckedRouting> = &[&Routing];
 
 /// Interface of the top-k kernel: the operands of
 /// `shaders/routing_top_k.wgsl`.
-pub(crate) const TOP_K_INTERFACE: Interface = Interface {
-    name: "routing_top_k",
-    bindings: &[(0, false), (1, false), (2, true), (3, true)],
-    params_bytes: size_of::<Params>() as u32,
-};
+pub(crate) const TOP_K_INTERFACE: Interface =
+    Interface { name: "routing_top_k", bindings: "rrww", params_bytes: size_of::<Params>() as u32 };
 
 /// Interface of the list kernels: the operands of
 /// `shaders/routing_lists.wgsl`.
-pub(crate) const LISTS_INTERFACE: Interface = Interface {
-    name: "routing_lists",
-    bindings: &[(0, false), (1, true), (2, true), (3, true), (4, true), (5, true)],
-    params_bytes: size_of::<Params>() as u32,
-};
+pub(crate) const LISTS_INTERFACE: Interface =
+    Interface { name: "routing_lists", bindings: "rwwwww", params_bytes: size_of::<Params>() as u32 };
 
 /// Family name.
 const NAME: &str = "routing";

@@ -25,19 +25,16 @@ use crate::source_hash::hash_of;
 /// wgpu families of `sampling`.
 pub(super) const FAMILIES: Families<CheckedSampling> = &[&Sampling];
 
-const fn interface_of(name: &'static str, bindings: &'static [(u32, bool)]) -> Interface {
+const fn interface_of(name: &'static str, bindings: &'static str) -> Interface {
     Interface { name, bindings, params_bytes: size_of::<Params>() as u32 }
 }
 
 /// Interface of the kernel that applies the penalty.
-pub(crate) const PENALIZE_INTERFACE: Interface =
-    interface_of("sampling_penalize", &[(0, false), (1, false), (2, false), (3, false), (4, true)]);
+pub(crate) const PENALIZE_INTERFACE: Interface = interface_of("sampling_penalize", "rrrrw");
 /// Interface of the kernel that samples.
-pub(crate) const SAMPLE_INTERFACE: Interface =
-    interface_of("sampling_sample", &[(0, false), (1, false), (2, false), (3, true), (4, true)]);
+pub(crate) const SAMPLE_INTERFACE: Interface = interface_of("sampling_sample", "rrrww");
 /// Interface of the kernel that writes log-probabilities.
-pub(crate) const LOG_PROBABILITIES_INTERFACE: Interface =
-    interface_of("sampling_log_probabilities", &[(0, false), (1, false), (2, true), (3, true), (4, true)]);
+pub(crate) const LOG_PROBABILITIES_INTERFACE: Interface = interface_of("sampling_log_probabilities", "rrwww");
 
 /// Family name.
 const NAME: &str = "sampling";

@@ -31,28 +31,12 @@ use crate::source_hash::hash_of;
 pub(super) const FAMILIES: Families<CheckedShortConv> = &[&ShortConv];
 
 /// Kernel interface: the operands of `shaders/short_conv.wgsl`.
-pub(crate) const RESULT_INTERFACE: Interface = Interface {
-    name: "short_conv",
-    bindings: &[
-        (0, false),
-        (1, false),
-        (2, false),
-        (3, false),
-        (4, false),
-        (5, false),
-        (6, false),
-        (7, false),
-        (8, true),
-    ],
-    params_bytes: size_of::<ResultParams>() as u32,
-};
+pub(crate) const RESULT_INTERFACE: Interface =
+    Interface { name: "short_conv", bindings: "rrrrrrrrw", params_bytes: size_of::<ResultParams>() as u32 };
 
 /// Kernel interface: the operands of `shaders/short_conv_state.wgsl`.
-pub(crate) const STATE_INTERFACE: Interface = Interface {
-    name: "short_conv_state",
-    bindings: &[(0, false), (1, false), (2, false), (3, false), (4, false), (5, true)],
-    params_bytes: size_of::<StateParams>() as u32,
-};
+pub(crate) const STATE_INTERFACE: Interface =
+    Interface { name: "short_conv_state", bindings: "rrrrrw", params_bytes: size_of::<StateParams>() as u32 };
 
 /// Family name.
 const NAME: &str = "short_conv";

@@ -51,7 +51,7 @@ impl Family<CheckedLinearAttention> for LinearAttentionFamily {
 
     fn configs(&self, op: &CheckedLinearAttention, _: &DeviceInfo) -> Result<Vec<LinearAttentionConfig>, Unsupported> {
         let kernel = op.kernel_of(NAME, None, LinearAttentionStep::Recur);
-        Ok(vec![LinearAttentionConfig { kernel, launches: 1, workspace_bytes: 0, efficiency: 500 }])
+        Ok(vec![LinearAttentionConfig::of_tokens(kernel)])
     }
 
     fn prepare(

@@ -21,11 +21,8 @@ use crate::shader::{Shader, compose_attention_combine};
 use crate::shared::Shared;
 
 /// Kernel interface: the operands of `shaders/attention_combine.wgsl`.
-pub(crate) const INTERFACE: Interface = Interface {
-    name: "attention_combine",
-    bindings: &[(0, false), (1, false), (2, false), (3, false), (4, true), (5, true)],
-    params_bytes: size_of::<Params>() as u32,
-};
+pub(crate) const INTERFACE: Interface =
+    Interface { name: "attention_combine", bindings: "rrrrww", params_bytes: size_of::<Params>() as u32 };
 
 /// `Params` of `shaders/attention_combine.wgsl`.
 #[repr(C)]

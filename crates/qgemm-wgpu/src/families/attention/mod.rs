@@ -36,46 +36,17 @@ use crate::source_hash::hash_of;
 pub(super) const FAMILIES: Families<CheckedAttention> = &[&Attention];
 
 /// Kernel interface: the operands of `shaders/attention.wgsl`.
-pub(crate) const INTERFACE: Interface = Interface {
-    name: NAME,
-    bindings: &[(0, false), (1, false), (2, false), (3, false), (4, false), (5, false), (6, true), (7, true)],
-    params_bytes: size_of::<Params>() as u32,
-};
+pub(crate) const INTERFACE: Interface =
+    Interface { name: NAME, bindings: "rrrrrrww", params_bytes: size_of::<Params>() as u32 };
 
 /// Kernel interface with a mask, sinks or a gate.
-pub(crate) const EXTRA_INTERFACE: Interface = Interface {
-    name: "attention_extra",
-    bindings: &[
-        (0, false),
-        (1, false),
-        (2, false),
-        (3, false),
-        (4, false),
-        (5, false),
-        (6, true),
-        (7, true),
-        (8, false),
-    ],
-    params_bytes: size_of::<Params>() as u32,
-};
+pub(crate) const EXTRA_INTERFACE: Interface =
+    Interface { name: "attention_extra", bindings: "rrrrrrwwr", params_bytes: size_of::<Params>() as u32 };
 
 /// Kernel interface with a quantized KV cache: scales or factors use
 /// the binding of the log-sum-exp.
-pub(crate) const CODES_INTERFACE: Interface = Interface {
-    name: "attention_codes",
-    bindings: &[
-        (0, false),
-        (1, false),
-        (2, false),
-        (3, false),
-        (4, false),
-        (5, false),
-        (6, true),
-        (7, false),
-        (8, false),
-    ],
-    params_bytes: size_of::<Params>() as u32,
-};
+pub(crate) const CODES_INTERFACE: Interface =
+    Interface { name: "attention_codes", bindings: "rrrrrrwrr", params_bytes: size_of::<Params>() as u32 };
 
 static SOURCE_HASH: LazyLock<u64> = LazyLock::new(|| hash_of(ATTENTION_TEXTS));
 

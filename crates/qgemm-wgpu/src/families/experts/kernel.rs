@@ -28,25 +28,16 @@ pub(crate) const INTERFACE: Interface =
     Interface { name: "experts", bindings: GEMM_INTERFACE.bindings, params_bytes: size_of::<Params>() as u32 };
 
 /// Interface of the index check.
-pub(crate) const CHECK_INTERFACE: Interface = Interface {
-    name: "experts_check",
-    bindings: &[(0, false), (1, false), (2, true)],
-    params_bytes: size_of::<CheckParams>() as u32,
-};
+pub(crate) const CHECK_INTERFACE: Interface =
+    Interface { name: "experts_check", bindings: "rrw", params_bytes: size_of::<CheckParams>() as u32 };
 
 /// Interface of the kernel that gathers index and row factors.
-pub(crate) const GATHER_INTERFACE: Interface = Interface {
-    name: "experts_gather",
-    bindings: &[(0, false), (1, false), (2, true)],
-    params_bytes: size_of::<GatherParams>() as u32,
-};
+pub(crate) const GATHER_INTERFACE: Interface =
+    Interface { name: "experts_gather", bindings: "rrw", params_bytes: size_of::<GatherParams>() as u32 };
 
 /// Interface of the combine kernel.
-pub(crate) const COMBINE_INTERFACE: Interface = Interface {
-    name: "experts_combine",
-    bindings: &[(0, false), (1, false), (2, false), (7, false), (8, true)],
-    params_bytes: size_of::<CombineParams>() as u32,
-};
+pub(crate) const COMBINE_INTERFACE: Interface =
+    Interface { name: "experts_combine", bindings: "rrr----rw", params_bytes: size_of::<CombineParams>() as u32 };
 
 /// `Params` of `shaders/experts_params.wgsl`.
 #[repr(C)]

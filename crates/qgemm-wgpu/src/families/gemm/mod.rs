@@ -33,21 +33,8 @@ pub(super) const FAMILIES: Families<CheckedGemm> =
     &[&gemv::Gemv, &simt::Gemm, &gemv_int8::GemvInt8, &int8::GemmInt8, &matrix::GemmMatrix];
 
 /// Kernel interface: the operands of `shaders/params.wgsl`; D is the last.
-pub(crate) const INTERFACE: Interface = Interface {
-    name: "gemm",
-    bindings: &[
-        (0, false),
-        (1, false),
-        (2, false),
-        (3, false),
-        (4, false),
-        (5, false),
-        (6, false),
-        (7, false),
-        (8, true),
-    ],
-    params_bytes: size_of::<Params>() as u32,
-};
+pub(crate) const INTERFACE: Interface =
+    Interface { name: "gemm", bindings: "rrrrrrrrw", params_bytes: size_of::<Params>() as u32 };
 
 /// `Params` of `shaders/params.wgsl`.
 #[repr(C)]
