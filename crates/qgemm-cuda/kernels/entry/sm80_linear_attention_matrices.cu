@@ -4,9 +4,16 @@
 #include "recurrence/chunked.cuh"
 #include "recurrence/query_and_key.cuh"
 
-// Pairs of tokens of a thread: 2 × 4.
-constexpr u32 ROWS = 2, COLUMNS = 4;
-static_assert(QG_THREADS == CHUNK / ROWS * (CHUNK / COLUMNS), "a thread for each tile of pairs");
+// Pairs of tokens of a thread: 2 × 4. Rows are 16 tokens apart and
+// columns 8: adjacent lanes read adjacent rows of shared memory,
+// without bank conflicts.
+constexpr u32 ROWS = 2, COLUMNS = 4, ROW_STEP = CHUNK / ROWS, COLUMN_STEP = CHUNK / COLUMNS;
+static_assert(QG_THREADS == ROW_STEP * COLUMN_STEP, "a thread for each tile of pairs");
+
+// Whether some pair of this index is not above the diagonal.
+QG_DEVICE constexpr bool is_lower(u32 r, u32 c) {
+    return c * COLUMN_STEP < (r + 1) * ROW_STEP;
+}
 
 // Columns of a row in shared memory; 4 more avoid bank conflicts.
 constexpr u32 MOST_DIM = 128, PITCH = MOST_DIM + 4;
@@ -85,17 +92,18 @@ QG_DEVICE void multiply(const SharedStorage& shared, u32 qk_dim, u32 row, u32 co
         float k[ROWS][4], q[ROWS][4], sum[ROWS][4];
 #pragma unroll
         for (u32 r = 0; r < ROWS; r++) {
-            const f32x4 four_k = four_of(shared.k[row + r], feature), four_q = four_of(shared.q[row + r], feature);
+            const u32 to = row + r * ROW_STEP;
+            const f32x4 four_k = four_of(shared.k[to], feature), four_q = four_of(shared.q[to], feature);
             k[r][0] = four_k.x, k[r][1] = four_k.y, k[r][2] = four_k.z, k[r][3] = four_k.w;
             q[r][0] = four_q.x, q[r][1] = four_q.y, q[r][2] = four_q.z, q[r][3] = four_q.w;
             if constexpr (FEATURES) {
-                const f32x4 four = four_of(shared.sums[row + r], feature);
+                const f32x4 four = four_of(shared.sums[to], feature);
                 sum[r][0] = four.x, sum[r][1] = four.y, sum[r][2] = four.z, sum[r][3] = four.w;
             }
         }
 #pragma unroll
         for (u32 c = 0; c < COLUMNS; c++) {
-            const u32 from = column + c;
+            const u32 from = column + c * COLUMN_STEP;
             const f32x4 four = four_of(shared.k[from], feature);
             const float other[4] = {four.x, four.y, four.z, four.w};
             float from_sum[4] = {};
@@ -104,18 +112,20 @@ QG_DEVICE void multiply(const SharedStorage& shared, u32 qk_dim, u32 row, u32 co
                 from_sum[0] = sums.x, from_sum[1] = sums.y, from_sum[2] = sums.z, from_sum[3] = sums.w;
             }
 #pragma unroll
-            for (u32 r = 0; r < ROWS; r++)
+            for (u32 r = 0; r < ROWS; r++) {
+                if (!is_lower(r, c)) continue;
+                const u32 to = row + r * ROW_STEP;
 #pragma unroll
                 for (u32 j = 0; j < 4; j++) {
                     float k_from = other[j];
                     if constexpr (FEATURES) {
                         const u32 resets = ld_shared(&shared.resets[feature + j]);
-                        if (from <= row + r)
-                            k_from = scaled(k_from, decay_between(resets, from, row + r, from_sum[j], sum[r][j]));
+                        if (from <= to) k_from = scaled(k_from, decay_between(resets, from, to, from_sum[j], sum[r][j]));
                     }
                     kk[r][c] = fma_f32(k[r][j], k_from, kk[r][c]);
                     qk[r][c] = fma_f32(q[r][j], k_from, qk[r][c]);
                 }
+            }
         }
     }
 }
@@ -127,21 +137,18 @@ QG_DEVICE void finish_pairs(SharedStorage& shared, const ChunkedParams& p, u64 f
     const u32 resets = ld_shared(&shared.head_resets);
 #pragma unroll
     for (u32 r = 0; r < ROWS; r++) {
-        const u32 to = row + r;
+        const u32 to = row + r * ROW_STEP;
         const float beta = ld_shared(&shared.beta[to]), sum = ld_shared(&shared.sum[to]);
-        float outputs[COLUMNS];
 #pragma unroll
         for (u32 c = 0; c < COLUMNS; c++) {
-            const u32 from = column + c;
+            const u32 from = column + c * COLUMN_STEP;
             float decay = from <= to ? 1.0f : 0.0f;
             if (!features && from <= to)
                 decay = decay_between(resets, from, to, ld_shared(&shared.sum[from]), sum);
             const float beta_of_column = delta ? 1.0f : ld_shared(&shared.beta[from]);
-            outputs[c] = scaled(qk[r][c] * beta_of_column, decay);
+            st_global_f32(matrix_row(p, first_row + to) + CHUNK + from, scaled(qk[r][c] * beta_of_column, decay));
             st_shared(&shared.lower[to][from], from < to ? scaled(beta * kk[r][c], decay) : 0.0f);
         }
-        st_global_f32x4(reinterpret_cast<f32x4*>(matrix_row(p, first_row + to) + CHUNK + column),
-                        f32x4{outputs[0], outputs[1], outputs[2], outputs[3]});
     }
 }
 
@@ -194,14 +201,12 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS)
     load_tokens(shared, p.attention, segment, first, count);
     if (features) sum_of_features(shared, p.attention, segment, first, count);
     cta_barrier();
-    const u32 row = thread_index() / (CHUNK / COLUMNS) * ROWS, column = thread_index() % (CHUNK / COLUMNS) * COLUMNS;
+    const u32 row = thread_index() / COLUMN_STEP, column = thread_index() % COLUMN_STEP;
     float kk[ROWS][COLUMNS] = {}, qk[ROWS][COLUMNS] = {};
-    if (column < row + ROWS) {
-        if (features)
-            multiply<true>(shared, p.attention.shape.qk_dim, row, column, kk, qk);
-        else
-            multiply<false>(shared, p.attention.shape.qk_dim, row, column, kk, qk);
-    }
+    if (features)
+        multiply<true>(shared, p.attention.shape.qk_dim, row, column, kk, qk);
+    else
+        multiply<false>(shared, p.attention.shape.qk_dim, row, column, kk, qk);
     finish_pairs(shared, p, first_row, features, row, column, kk, qk);
     cta_barrier();
     if (thread_index() < CHUNK) {

@@ -21,7 +21,7 @@ const EXEMPTIONS: &[Exemption<LinearAttentionCase>] = &[];
 const LIMIT: f64 = 1e-10;
 /// Limit of kernels that process chunks of tokens: an operand of a
 /// product has 16 bits, and a chunk has a chain of such products.
-const CHUNK_LIMIT: f64 = 1e-8;
+const CHUNK_LIMIT: f64 = 1e-9;
 
 /// Runs `case` on poisoned memory and judges the result. A second run
 /// must match, unless the device is emulated.
