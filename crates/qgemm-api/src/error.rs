@@ -230,6 +230,9 @@ pub enum Error {
         /// Given stride.
         got: u64,
     },
+    /// β as a time step without a decay that is made of one.
+    #[error("beta as the time step: expected a decay a head of `Decay::softplus`")]
+    NoTimeStep,
     /// The extent of an operand does not fit the address space.
     #[error("{operand}: {rows} rows with a stride of {row_stride} elements overflow the address space")]
     ExtentOverflow {

@@ -236,9 +236,10 @@ pub mod tuning {
 /// Contents of a plan file ([`ExecPlan`]).
 pub mod exec {
     pub use crate::exec_plan::{
-        Barrier, BarrierKind, ExecPlan, MemoryPlan, ModelRecord, Phase, PhaseRange, PlannedCache, PlannedHeads,
-        PlannedNorm, PlannedOp, PlannedOptimizer, PlannedPages, PlannedRotary, PlannedRotation, PlannedScaling,
-        PlannedSegment, PlannedTables, PlannedWeight, Region, RegionKind, Runtime, RuntimeMode,
+        Barrier, BarrierKind, ExecPlan, MemoryPlan, ModelRecord, Phase, PhaseRange, PlannedCache, PlannedConv,
+        PlannedGate, PlannedHeads, PlannedLinear, PlannedNorm, PlannedOp, PlannedOptimizer, PlannedPages,
+        PlannedRotary, PlannedRotation, PlannedRows, PlannedScaling, PlannedSegment, PlannedState, PlannedTables,
+        PlannedWeight, Region, RegionKind, Runtime, RuntimeMode,
     };
 }
 

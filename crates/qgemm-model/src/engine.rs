@@ -8,7 +8,7 @@ use qgemm_api::{DType, KvFormat};
 
 use crate::error::Error;
 use crate::language_model::LanguageModel;
-use crate::page_pool::PagePool;
+use crate::page_pool::{PagePool, SlotPool};
 use crate::session::{Finish, Generation, Output, Session, SessionId};
 use crate::steps::{CacheSize, Sequence, Steps};
 
@@ -56,6 +56,7 @@ pub struct Engine {
     options: EngineOptions,
     steps: Steps,
     pool: PagePool,
+    slots: SlotPool,
     /// Tokens of a session at most.
     context: usize,
     waiting: VecDeque<Session>,
@@ -82,13 +83,14 @@ impl Engine {
         let pages = cache_tokens.div_ceil(page_size);
         let context = model.hyperparameters().context.min(pages.saturating_mul(page_size));
         let is_rotated = options.rotates_cache();
-        let size = CacheSize { pages, page_size, context, format: kv_format, is_rotated };
+        let size = CacheSize { pages, page_size, context, format: kv_format, is_rotated, slots: sessions };
         let steps = Steps::new(model, size, step_tokens, sessions)?;
         Ok(Self {
             model: model.clone(),
             options,
             steps,
             pool: PagePool::new(u32::try_from(pages).unwrap_or(u32::MAX)),
+            slots: SlotPool::new(u32::try_from(sessions).unwrap_or(u32::MAX)),
             context,
             waiting: VecDeque::new(),
             running: Vec::new(),
@@ -181,7 +183,10 @@ impl Engine {
         let sessions = std::mem::take(&mut self.running).into_iter();
         let (ended, running): (Vec<_>, Vec<_>) = sessions.partition(|session| session.has_ended);
         self.running = running;
-        ended.into_iter().for_each(|session| self.pool.release(session.pages));
+        for session in ended {
+            self.pool.release(session.pages);
+            self.slots.release(session.slot);
+        }
     }
 
     /// Runs the new tokens of some running sessions.
@@ -190,7 +195,17 @@ impl Engine {
         let chunks = &chunks[batch];
         let sequences: Vec<Sequence<'_>> =
             sessions.iter().zip(chunks).map(|(session, &count)| session.sequence(count)).collect();
-        let mut sampled = self.steps.run(&sequences)?.into_iter();
+        let sampled = match self.steps.run(&sequences) {
+            Ok(sampled) => sampled,
+            Err(error) => {
+                // Some layers have advanced. A recurrent state cannot be rewound.
+                if self.steps.recurs() {
+                    sessions.iter_mut().for_each(|session| session.cached = 0);
+                }
+                return Err(error);
+            }
+        };
+        let mut sampled = sampled.into_iter();
         for (session, count) in sessions.iter_mut().zip(chunks) {
             session.cached += count;
             if session.pending() > 0 {
@@ -212,6 +227,7 @@ impl Engine {
             if !self.pool.grow(&mut session.pages, pages) {
                 break;
             }
+            session.slot = self.slots.take();
             self.running.extend(self.waiting.pop_front());
         }
     }
@@ -240,6 +256,7 @@ impl Engine {
     fn end(&mut self, mut session: Session, finish: Finish) {
         let output = session.end(None, String::new(), finish, self.model.tokenizer());
         self.pool.release(session.pages);
+        self.slots.release(session.slot);
         self.outputs.push(output);
     }
 }

@@ -1,9 +1,32 @@
-//! Pages of the KV cache: which are free, and which a session holds.
+//! Pages of the KV cache and slots of recurrent states: which are free, and which a session holds.
 
 /// Free pages of a paged KV cache.
 #[derive(Debug)]
 pub struct PagePool {
     free: Vec<u32>,
+}
+
+/// Slots of recurrent states: which are free. A session that runs has one.
+#[derive(Debug)]
+pub struct SlotPool {
+    free: Vec<u32>,
+}
+
+impl SlotPool {
+    /// A pool of `slots` free slots.
+    pub fn new(slots: u32) -> Self {
+        Self { free: (0..slots).rev().collect() }
+    }
+
+    /// Takes a slot, if one is free.
+    pub fn take(&mut self) -> Option<u32> {
+        self.free.pop()
+    }
+
+    /// Takes a slot back. Its state stays as it is: a sequence begins with zeros.
+    pub fn release(&mut self, slot: Option<u32>) {
+        self.free.extend(slot);
+    }
 }
 
 /// Pages of one session, in the order of its tokens. They return to the pool by [`PagePool::release`].

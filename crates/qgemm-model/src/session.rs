@@ -75,6 +75,8 @@ pub struct Session {
     pub cached: usize,
     /// Pages, which hold the cached tokens.
     pub pages: PageTable,
+    /// Slot of its recurrent states, while it runs.
+    pub slot: Option<u32>,
     /// Whether its end is reported.
     pub has_ended: bool,
     generation: Generation,
@@ -88,8 +90,8 @@ impl Session {
         let text = prompt.last().map(|&last| TextStream::after(last)).unwrap_or_default();
         let stops = StopStrings::new(generation.stop.iter().cloned());
         let (ids, prompt) = (prompt.to_vec(), prompt.len());
-        let (cached, pages, has_ended) = (0, PageTable::default(), false);
-        Self { id, ids, prompt, cached, pages, has_ended, generation, text, stops }
+        let (cached, pages, slot, has_ended) = (0, PageTable::default(), None, false);
+        Self { id, ids, prompt, cached, pages, slot, has_ended, generation, text, stops }
     }
 
     /// Tokens that are not in the cache.
@@ -102,7 +104,8 @@ impl Session {
         let length = self.cached + count;
         let draw = Draw { sampling: &self.generation.sampling, earlier: &self.ids };
         let draw = (length == self.ids.len()).then_some(draw);
-        Sequence { ids: &self.ids[self.cached..length], length, pages: self.pages.pages(), draw }
+        let slot = self.slot.unwrap_or(0);
+        Sequence { ids: &self.ids[self.cached..length], length, pages: self.pages.pages(), slot, draw }
     }
 
     /// Whether it has all tokens that it may generate.

@@ -27,6 +27,8 @@ pub struct CacheSize {
     pub format: KvFormat,
     /// Whether keys and values have a Hadamard rotation.
     pub is_rotated: bool,
+    /// Slots of recurrent states.
+    pub slots: usize,
 }
 
 /// New tokens of one session.
@@ -37,8 +39,17 @@ pub struct Sequence<'a> {
     pub length: usize,
     /// Pages of the session.
     pub pages: &'a [u32],
+    /// Slot of its recurrent states.
+    pub slot: u32,
     /// The token to sample after the last one, if it is wanted.
     pub draw: Option<Draw<'a>>,
+}
+
+impl Sequence<'_> {
+    /// Whether its first token is among the new ones.
+    fn begins(&self) -> bool {
+        self.length == self.ids.len()
+    }
 }
 
 /// Steps of a decoder with its cache.
@@ -109,6 +120,10 @@ impl Steps {
         }
         let stream = self.model.context().default_stream();
         self.enter(&stream, shape)?;
+        let plan = &self.plans[&shape].plan;
+        for sequence in sequences.iter().filter(|sequence| sequence.begins()) {
+            plan.clear_slot(&stream, &mut self.arena, sequence.slot as usize)?;
+        }
         self.upload(&stream, shape, sequences)?;
         let draws: Vec<Draw<'_>> = sequences.iter().filter_map(|sequence| sequence.draw).collect();
         if draws.is_empty() {
@@ -119,6 +134,11 @@ impl Steps {
         let prepared = self.sampler.prepare(&stream, &draws)?;
         self.launch(&stream, shape)?;
         self.sampler.sample(&stream, self.arena.region("logits")?, &draws, prepared)
+    }
+
+    /// Whether the model has recurrent states.
+    pub fn recurs(&self) -> bool {
+        self.model.network().recurs()
     }
 
     fn shape(&self, sequences: &[Sequence<'_>]) -> Shape {
@@ -163,7 +183,10 @@ impl Steps {
         }
         let ids: Vec<u32> = sequences.iter().flat_map(|sequence| sequence.ids).copied().collect();
         let lengths: Vec<u32> = sequences.iter().map(|sequence| sequence.length as u32).collect();
-        for (region, words) in [("tokens", &ids), ("kv_lengths", &lengths), ("block_table", &table)] {
+        let slots: Vec<u32> = sequences.iter().map(|sequence| sequence.slot).collect();
+        let inputs = [("tokens", &ids), ("kv_lengths", &lengths), ("block_table", &table)];
+        let of_states = self.recurs().then_some(("state_slots", &slots));
+        for (region, words) in inputs.into_iter().chain(of_states) {
             self.model.context().enqueue_upload(stream, words, self.arena.region_mut(region)?)?;
         }
         Ok(())
@@ -190,6 +213,7 @@ fn plan(model: &LanguageModel, size: CacheSize, shape: Shape) -> Result<LoadedPl
     (options.sequences, options.context) = (Some(shape.sequences), Some(shape.keys));
     (options.kv_format, options.page_size, options.pages) = (Some(size.format), Some(size.page_size), Some(size.pages));
     options.rotate_cache = size.is_rotated;
+    options.slots = Some(size.slots);
     model.precision().state(&mut options);
     let ctx = model.context();
     Ok(ctx.load_exec_plan(ctx.plan_network(model.network(), &options)?, model.host())?)

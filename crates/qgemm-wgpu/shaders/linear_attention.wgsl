@@ -94,15 +94,46 @@ fn factor_of(g: f32) -> f32 {
     return exp_nonpositive(g);
 }
 
+// Logistic function of a finite number.
+fn sigmoid(x: f32) -> f32 {
+    let e = exp_nonpositive(-abs(x));
+    return select(1.0, e, x < 0.0) / (1.0 + e);
+}
+
+// Log-decay of a token, or `a`.
+fn log_decay_of(token: u32, index: u32) -> f32 {
+    let at = p.decay_base + token * DECAY_TOKEN + index;
+    return element(decay_words[word_of(at, A_DTYPE)], at, A_DTYPE);
+}
+
+// a + dt_bias of a token.
+fn biased_of(token: u32, index: u32) -> f32 {
+    let of_heads = p.gathered_base + p.sequences * RECORD_WORDS;
+    return log_decay_of(token, index) + bitcast<f32>(gathered[of_heads + 2u * HEADS + index]);
+}
+
+// Factor of a head's update.
+fn beta_of(token: u32, head: u32) -> f32 {
+    if (TIME_STEP) {
+        return softplus(biased_of(token, head));
+    }
+    if (!BETA) {
+        return 1.0;
+    }
+    let given = betas[p.beta_base + token * BETA_TOKEN + head];
+    if (SIGMOID) {
+        return sigmoid(given);
+    }
+    return given;
+}
+
 // Decay `index` of a token, of the head's parameters.
 fn decay_of(token: u32, head: u32, index: u32) -> f32 {
-    let at = p.decay_base + token * DECAY_TOKEN + index;
-    let given = element(decay_words[word_of(at, A_DTYPE)], at, A_DTYPE);
     if (!MADE) {
-        return factor_of(given);
+        return factor_of(log_decay_of(token, index));
     }
     let of_heads = p.gathered_base + p.sequences * RECORD_WORDS;
-    let a = given + bitcast<f32>(gathered[of_heads + 2u * HEADS + index]);
+    let a = biased_of(token, index);
     let bits = bitcast<u32>(a);
     if ((bits & 0x7fffffffu) > INFINITY) {
         return a;
@@ -119,8 +150,9 @@ fn load_chunk(at: Place, first: u32, count: u32) {
     let lane = at.thread % TOKEN_LANES;
     var own = vec3<f32>();
     if (token < count) {
-        let q = p.q_base + (first + token) * Q_TOKEN + at.head / GROUP * Q_HEAD;
-        let k = p.k_base + (first + token) * K_TOKEN + at.head / GROUP * K_HEAD;
+        let key_head = select(at.head / GROUP, at.head % KEY_HEADS, TILED_HEADS);
+        let q = p.q_base + (first + token) * Q_TOKEN + key_head * Q_HEAD;
+        let k = p.k_base + (first + token) * K_TOKEN + key_head * K_HEAD;
         for (var column = lane; column < QK_DIM; column += TOKEN_LANES) {
             let query = element(q_words[word_of(q + column, DTYPE)], q + column, DTYPE);
             let key = element(k_words[word_of(k + column, DTYPE)], k + column, DTYPE);
@@ -139,10 +171,7 @@ fn load_chunk(at: Place, first: u32, count: u32) {
             }
         }
         if (lane == 0u) {
-            chunk_betas[token] = 1.0;
-            if (BETA) {
-                chunk_betas[token] = betas[p.beta_base + (first + token) * BETA_TOKEN + at.head];
-            }
+            chunk_betas[token] = beta_of(first + token, at.head);
         }
         for (var row = lane; row < ROWS; row += TOKEN_LANES) {
             let v = p.v_base + (first + token) * V_TOKEN + at.head * V_HEAD + at.first_row + row;

@@ -1,13 +1,13 @@
-//! [`Architecture`]: what differs among decoders of Llama's kind.
+//! [`Architecture`]: what differs among decoders.
 
 use qgemm_hal::{Activation, RotaryPairs};
 
 use super::names::{GGUF, HUGGING_FACE, TensorNames};
 
-/// A decoder of Llama's kind, as what differs from others.
+/// A decoder, as what differs from others.
 ///
-/// All have an RMSNorm before each part, rotary embedding,
-/// and gated feed-forward parts.
+/// All have an RMSNorm before each part of a layer: a token mixer
+/// and a feed-forward part, or one of them.
 #[derive(Debug)]
 pub struct Architecture {
     /// `general.architecture` of GGUF files.
@@ -18,6 +18,19 @@ pub struct Architecture {
     pub gguf_names: &'static TensorNames,
     /// Names of tensors in safetensors.
     pub names: &'static TensorNames,
+    /// Tensors that no step needs begin like this.
+    pub ignored: &'static [&'static str],
+    /// Parts of each layer.
+    pub layers: LayerPattern,
+    /// Token mixer of layers without attention.
+    pub recurrence: Recurrence,
+    /// Whether queries and keys have a rotary embedding.
+    pub rotary: bool,
+    /// Share of a head's features that are rotated, unless the model states it.
+    pub rotary_share: f64,
+    /// Whether attention's result has a gate, whose projection alternates with that of the
+    /// queries, head by head.
+    pub attention_gate: bool,
     /// Pairs of rotary features in GGUF files; checkpoints in safetensors always have NeoX's.
     pub gguf_rotary: RotaryPairs,
     /// Frequency base of layers with a sliding window, unless
@@ -55,6 +68,12 @@ impl Architecture {
         model_type: "",
         gguf_names: &GGUF,
         names: &HUGGING_FACE,
+        ignored: &[],
+        layers: LayerPattern::Attention,
+        recurrence: Recurrence::None,
+        rotary: true,
+        rotary_share: 1.0,
+        attention_gate: false,
         gguf_rotary: RotaryPairs::Neox,
         window_rotary_base: None,
         yarn_truncate: true,
@@ -74,6 +93,39 @@ impl Architecture {
     pub fn names(&self, is_gguf: bool) -> &'static TensorNames {
         if is_gguf { self.gguf_names } else { self.names }
     }
+}
+
+/// Parts of each layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayerPattern {
+    /// Attention and a feed-forward part.
+    Attention,
+    /// A mixer and a feed-forward part. Layers without heads of keys and values have a
+    /// recurrent mixer; `layer_types` has this name for them.
+    ByHeads(&'static str),
+    /// A mixer and a feed-forward part. All layers but every n-th have a recurrent mixer. The model
+    /// may state another n, or list the layers by this name.
+    AllButEvery(usize, &'static str),
+    /// One part: a letter of `hybrid_override_pattern`. In GGUF files the heads of keys and values
+    /// and the features of the feed-forward part say which.
+    OnePart,
+}
+
+/// Token mixer of layers without attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recurrence {
+    /// There is none.
+    None,
+    /// Short convolution between two gates.
+    ShortConv,
+    /// Gated delta rule. `tiled` says whether heads of values share key heads by `h % key_heads` in
+    /// GGUF files.
+    GatedDelta {
+        /// See above.
+        tiled: bool,
+    },
+    /// Mamba-2.
+    Mamba2,
 }
 
 /// Use of `sliding_window`.
@@ -98,4 +150,6 @@ pub enum Experts {
     Renormalized,
     /// Weights are scaled to a sum of 1 if `norm_topk_prob` is set.
     AsStated,
+    /// As [`Experts::AsStated`], beside a shared expert with a gate of its own.
+    WithShared,
 }

@@ -5,7 +5,7 @@ use qgemm_hal::Activation;
 
 use super::encoder_names::{EncoderNames, GGUF, HUGGING_FACE};
 use super::hyperparameters::{ACTIVATION, CONTEXT, HEADS, HIDDEN, INTERMEDIATE, LAYERS, size};
-use super::network::{FeedForward, Heads, LayerTensors, Network, fingerprint};
+use super::network::{AttentionTensors, FeedForward, Heads, LayerTensors, Mixer, Network, fingerprint};
 use super::reader::Reader;
 use super::settings::{Key, Settings};
 use crate::error::Error;
@@ -86,6 +86,7 @@ pub(super) fn encoder(model: &Model, settings: &Settings<'_>) -> Result<Network,
     let EncoderNumbers { hidden, heads, eps, positions, activation, .. } = numbers;
     Ok(Network {
         architecture: "bert",
+        hidden,
         layers,
         embedding: None,
         head: None,
@@ -117,20 +118,24 @@ fn layer(
     let [q, k, v] = names.qkv.map(|part| reader.matrix(name(part), part, [hidden, hidden]));
     let norms = [names.attention_norm, names.ffn_norm].map(|part| reader.norm(&name(part), hidden));
     let [attention_norm, ffn_norm] = norms;
-    Ok(LayerTensors {
+    let attention = AttentionTensors {
         q: q?,
+        gate: None,
         k: k?,
         v: v?,
         o: reader.matrix(name(names.attention_output), names.attention_output, [hidden, hidden])?,
-        norms: [attention_norm?, ffn_norm?],
-        post_norms: None,
         head_norms: None,
         sinks: None,
         window: None,
-        feed_forward: FeedForward::Dense {
-            gate: None,
-            up: reader.matrix(name(names.up), names.up, [intermediate, hidden])?,
-            down: reader.matrix(name(names.down), names.down, [hidden, intermediate])?,
-        },
+    };
+    let feed_forward = FeedForward::Dense {
+        gate: None,
+        up: reader.matrix(name(names.up), names.up, [intermediate, hidden])?,
+        down: reader.matrix(name(names.down), names.down, [hidden, intermediate])?,
+    };
+    Ok(LayerTensors {
+        mixer: Some((attention_norm?, Mixer::Attention(attention))),
+        feed_forward: Some((ffn_norm?, feed_forward)),
+        post_norms: None,
     })
 }

@@ -1,9 +1,13 @@
-//! Hyperparameters of a decoder: sizes, norms, context, window, experts.
+//! Hyperparameters of a decoder: sizes, norms, context, layers, window, experts.
+
+use std::collections::BTreeSet;
 
 use qgemm_formats::ModelShape;
 use qgemm_hal::{Activation, ClampedSwiglu};
 
 use super::description::{Architecture, Experts};
+use super::layer_parts::LayerParts;
+use super::recurrence::RecurrentNumbers;
 use super::settings::{Key, Settings};
 use super::sliding_window::SlidingWindow;
 use crate::error::Error;
@@ -13,24 +17,32 @@ pub const LAYERS: Key = Key { gguf: "block_count", config: &["/num_hidden_layers
 /// Features between layers.
 pub const HIDDEN: Key = Key { gguf: "embedding_length", config: &["/hidden_size"] };
 /// Features within feed-forward parts.
-pub const INTERMEDIATE: Key = Key { gguf: "feed_forward_length", config: &["/intermediate_size"] };
+pub const INTERMEDIATE: Key = Key { gguf: "feed_forward_length", config: &["/block_ff_dim", "/intermediate_size"] };
 /// Heads of attention.
 pub const HEADS: Key = Key { gguf: "attention.head_count", config: &["/num_attention_heads"] };
-const KV_HEADS: Key = Key { gguf: "attention.head_count_kv", config: &["/num_key_value_heads"] };
-const HEAD_DIM: Key = Key { gguf: "attention.key_length", config: &["/head_dim"] };
+/// Heads of keys and values. GGUF files of some architectures list those of each layer.
+pub const KV_HEADS: Key = Key { gguf: "attention.head_count_kv", config: &["/num_key_value_heads"] };
+const HEAD_DIM: Key = Key { gguf: "attention.key_length", config: &["/head_dim", "/attention_head_dim"] };
 const V_HEAD_DIM: Key = Key { gguf: "attention.value_length", config: &["/v_head_dim"] };
-const EPS: Key = Key { gguf: "attention.layer_norm_rms_epsilon", config: &["/rms_norm_eps"] };
+const EPS: Key =
+    Key { gguf: "attention.layer_norm_rms_epsilon", config: &["/rms_norm_eps", "/norm_eps", "/layer_norm_epsilon"] };
 /// Tokens that the model is made for.
 pub const CONTEXT: Key = Key { gguf: "context_length", config: &["/max_position_embeddings"] };
 const EXPERTS: Key = Key { gguf: "expert_count", config: &["/num_experts", "/num_local_experts"] };
 const EXPERTS_PER_TOKEN: Key = Key { gguf: "expert_used_count", config: &["/num_experts_per_tok"] };
 const EXPERT_INTERMEDIATE: Key = Key { gguf: "expert_feed_forward_length", config: &["/moe_intermediate_size"] };
+const SHARED_INTERMEDIATE: Key =
+    Key { gguf: "expert_shared_feed_forward_length", config: &["/shared_expert_intermediate_size"] };
 const RENORMALIZED: Key = Key { gguf: "expert_weights_norm", config: &["/norm_topk_prob"] };
 const SCORE_SCALE: Key = Key { gguf: "attention.scale", config: &[] };
 const LIMIT: Key = Key { gguf: "", config: &["/swiglu_limit"] };
 const QUERY_SCALAR: Key = Key { gguf: "", config: &["/query_pre_attn_scalar"] };
 /// Activation of feed-forward parts.
-pub const ACTIVATION: Key = Key { gguf: "", config: &["/hidden_act", "/hidden_activation"] };
+pub const ACTIVATION: Key = Key { gguf: "", config: &["/hidden_act", "/hidden_activation", "/mlp_hidden_act"] };
+const ADJUSTED: Key = Key { gguf: "", config: &["/block_auto_adjust_ff_dim"] };
+const MULTIPLIER: Key = Key { gguf: "", config: &["/block_ffn_dim_multiplier"] };
+const MULTIPLE: Key = Key { gguf: "", config: &["/block_multiple_of"] };
+const DRAFT_LAYERS: Key = Key { gguf: "nextn_predict_layers", config: &[] };
 
 /// Largest size that is read: products of two are far from overflow.
 const MOST: usize = 1 << 24;
@@ -41,6 +53,8 @@ const MOST: usize = 1 << 24;
 pub struct Hyperparameters {
     /// Decoder layers.
     pub layers: usize,
+    /// Layers behind them that draft tokens, which nothing runs.
+    pub(crate) draft_layers: usize,
     /// Features of the residual stream.
     pub hidden: usize,
     /// Features between gate·up and down.
@@ -61,6 +75,10 @@ pub struct Hyperparameters {
     pub context: usize,
     /// Sliding window of attention.
     pub(crate) window: Option<SlidingWindow>,
+    /// Parts of each layer.
+    pub(crate) parts: Vec<LayerParts>,
+    /// Recurrent mixer of layers that have one.
+    pub(crate) recurrent: Option<RecurrentNumbers>,
     /// Experts of layers that have some.
     pub experts: Option<ExpertNumbers>,
 }
@@ -75,6 +93,8 @@ pub struct ExpertNumbers {
     pub per_token: usize,
     /// Features between gate·up and down of an expert.
     pub intermediate: usize,
+    /// Features of the shared expert; 0 without one.
+    pub shared: usize,
     /// Whether the weights of a token's experts are scaled to a sum of 1.
     pub renormalized: bool,
 }
@@ -90,19 +110,27 @@ impl Hyperparameters {
         let (hidden, heads) = (required(HIDDEN)?, required(HEADS)?);
         let head_dim = stated(HEAD_DIM)?.unwrap_or(hidden / heads);
         let eps = settings.required(settings.number(EPS), EPS)? as f32;
-        let (layers, intermediate) = (required(LAYERS)?, required(INTERMEDIATE)?);
+        let all_layers = required(LAYERS)?;
+        let draft_layers = settings.count(DRAFT_LAYERS).unwrap_or(0).min(all_layers);
+        let layers = all_layers - draft_layers;
+        let experts_intermediate = size(settings, EXPERT_INTERMEDIATE)?;
+        let intermediate = intermediate(settings)?.or(experts_intermediate);
+        let intermediate = settings.required(intermediate, INTERMEDIATE)?;
         let numbers = Self {
             layers,
+            draft_layers,
             hidden,
             intermediate,
             heads,
-            kv_heads: stated(KV_HEADS)?.unwrap_or(heads),
+            kv_heads: uniform(settings, KV_HEADS)?.unwrap_or(heads),
             head_dim,
             activation: activation(settings, architecture),
             score_scale: score_scale(settings, architecture, [layers, hidden, heads]),
             eps,
             context: required(CONTEXT)?,
             window: SlidingWindow::read(settings, architecture, layers)?,
+            parts: LayerParts::read(settings, architecture, layers)?,
+            recurrent: RecurrentNumbers::read(settings, architecture)?,
             experts: experts(settings, architecture, intermediate)?,
         };
         let expect = |key, got: String, holds: bool, expected: &str| match holds {
@@ -141,7 +169,7 @@ pub fn shape(settings: &Settings<'_>) -> Result<ModelShape, Error> {
         architecture: settings.architecture().to_owned(),
         layers: settings.required(size(settings, LAYERS)?, LAYERS)?,
         heads,
-        kv_heads: size(settings, KV_HEADS)?.unwrap_or(heads),
+        kv_heads: uniform(settings, KV_HEADS)?.unwrap_or(heads),
         experts: size(settings, EXPERTS)?.unwrap_or(0),
     })
 }
@@ -159,6 +187,32 @@ pub fn size(settings: &Settings<'_>, key: Key) -> Result<Option<usize>, Error> {
         }),
         stated => Ok(stated),
     }
+}
+
+/// A size that is stated once, or for each layer that has one.
+fn uniform(settings: &Settings<'_>, key: Key) -> Result<Option<usize>, Error> {
+    let Some(listed) = settings.counts(key) else { return size(settings, key) };
+    let sizes: BTreeSet<usize> = listed.into_iter().filter(|&n| n > 0).collect();
+    match (sizes.first(), sizes.len()) {
+        (None, _) => Ok(None),
+        (Some(&one), 1) if one <= MOST => Ok(Some(one)),
+        _ => Err(Error::UnservedSetting {
+            name: settings.name(key),
+            got: format!("{sizes:?}"),
+            expected: format!("one number for all layers, at most {MOST}"),
+        }),
+    }
+}
+
+/// Features within feed-forward parts. LFM2 states them before an adjustment.
+fn intermediate(settings: &Settings<'_>) -> Result<Option<usize>, Error> {
+    let Some(stated) = uniform(settings, INTERMEDIATE)? else { return Ok(None) };
+    if settings.flag(ADJUSTED) != Some(true) {
+        return Ok(Some(stated));
+    }
+    let scaled = (2 * stated / 3) as f64 * settings.number(MULTIPLIER).unwrap_or(1.0).clamp(0.0, 8.0);
+    let multiple = settings.required(size(settings, MULTIPLE)?, MULTIPLE)?;
+    Ok(Some((scaled as usize).div_ceil(multiple) * multiple))
 }
 
 /// Activation of the gate. A model may state another limit of clamped values.
@@ -191,12 +245,16 @@ fn experts(settings: &Settings<'_>, architecture: &Architecture, dense: usize) -
         Experts::None => return Ok(None),
         Experts::Renormalized => true,
         // Converters to GGUF leave the setting out, because it is true.
-        Experts::AsStated => settings.flag(RENORMALIZED).unwrap_or(settings.is_gguf()),
+        Experts::AsStated | Experts::WithShared => settings.flag(RENORMALIZED).unwrap_or(settings.is_gguf()),
     };
     let Some(count) = size(settings, EXPERTS)? else { return Ok(None) };
     let per_token = settings.required(size(settings, EXPERTS_PER_TOKEN)?, EXPERTS_PER_TOKEN)?;
     let intermediate = size(settings, EXPERT_INTERMEDIATE)?.unwrap_or(dense);
-    Ok(Some(ExpertNumbers { count, per_token, intermediate, renormalized }))
+    let shared = match architecture.experts {
+        Experts::WithShared => size(settings, SHARED_INTERMEDIATE)?.unwrap_or(intermediate),
+        _ => 0,
+    };
+    Ok(Some(ExpertNumbers { count, per_token, intermediate, shared, renormalized }))
 }
 
 #[cfg(test)]
@@ -204,6 +262,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::architecture::layer_parts::MixerKind;
     use crate::architecture::served::architecture;
 
     fn read(name: &str, changes: &[(&str, serde_json::Value)]) -> Result<Hyperparameters, Error> {
@@ -220,6 +279,7 @@ mod tests {
         let got = read("llama", &[]).expect("complete");
         let expected = Hyperparameters {
             layers: 3,
+            draft_layers: 0,
             hidden: 64,
             intermediate: 96,
             heads: 4,
@@ -230,6 +290,8 @@ mod tests {
             eps: 1e-5,
             context: 512,
             window: None,
+            parts: vec![LayerParts { mixer: Some(MixerKind::Attention), feed_forward: true }; 3],
+            recurrent: None,
             experts: None,
         };
         assert_eq!(got, expected);
@@ -244,7 +306,7 @@ mod tests {
             [("num_experts", json!(8)), ("num_experts_per_tok", json!(2)), ("moe_intermediate_size", json!(48))];
         let of =
             |name, more: &[(&str, serde_json::Value)]| read(name, &[&stated, more].concat()).expect("complete").experts;
-        let expected = ExpertNumbers { count: 8, per_token: 2, intermediate: 48, renormalized: false };
+        let expected = ExpertNumbers { count: 8, per_token: 2, intermediate: 48, shared: 0, renormalized: false };
         assert_eq!(of("qwen3_moe", &[]), Some(expected));
         let renormalized = Some(ExpertNumbers { renormalized: true, ..expected });
         assert_eq!(of("qwen3_moe", &[("norm_topk_prob", json!(true))]), renormalized);

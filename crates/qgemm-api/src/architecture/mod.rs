@@ -9,16 +9,22 @@ mod gemma;
 mod gemma3;
 mod gpt_oss;
 mod hyperparameters;
+mod layer_parts;
+mod lfm2;
 mod llama;
 mod mistral;
 mod mixtral;
 mod names;
+mod nemotron_h;
 mod network;
 mod qwen2;
 mod qwen3;
+mod qwen35;
 mod qwen3moe;
+mod qwen3next;
 mod read;
 mod reader;
+mod recurrence;
 mod rotary;
 mod served;
 mod settings;
@@ -34,6 +40,10 @@ pub use settings::{Key, Settings};
 pub use to_gguf::{GgufConversion, GgufName};
 
 pub(crate) use hyperparameters::shape;
-pub(crate) use network::{ExpertTensors, FeedForward, LayerTensors, Matrix, NormTensors, fingerprint};
+pub(crate) use network::{
+    AttentionTensors, ConvTensors, ExpertTensors, FeedForward, Kernel, LayerTensors, LinearForm, LinearTensors, Matrix,
+    Mixer, NormTensors, Rows, SharedExpert, fingerprint,
+};
+pub(crate) use recurrence::LinearNumbers;
 pub(crate) use rotary::RotarySettings;
 pub(crate) use served::NAMES;

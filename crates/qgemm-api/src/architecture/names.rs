@@ -19,6 +19,10 @@ pub struct TensorNames {
     pub head_norms: [&'static str; 2],
     /// Output projection of attention.
     pub attention_output: &'static str,
+    /// Short convolution: input projection, kernel, output projection.
+    pub short_conv: [&'static str; 3],
+    /// Linear attention.
+    pub linear: LinearNames,
     /// Norm of attention's result, in architectures with second norms.
     pub attention_post_norm: &'static str,
     /// Sinks of the query heads, in architectures with sinks.
@@ -51,6 +55,39 @@ pub struct ExpertNames {
     pub up: &'static str,
     /// Down projections.
     pub down: &'static str,
+    /// Gate of the shared expert: a row.
+    pub shared_gate: &'static str,
+    /// Gate, up and down of the shared expert.
+    pub shared: [&'static str; 3],
+}
+
+/// Names of linear attention: gated delta rule or Mamba-2.
+///
+/// Projections with one name are rows of one tensor.
+#[derive(Debug)]
+pub struct LinearNames {
+    /// Queries, keys and values, and the gate of the result.
+    pub projections: [&'static str; 2],
+    /// β and the summand of the time step.
+    pub gates: [&'static str; 2],
+    /// Kernel of the convolution.
+    pub conv: &'static str,
+    /// Logarithm of the decay rate. The rate itself, negative, in GGUF files.
+    pub a_log: &'static str,
+    /// Bias of the time step.
+    pub dt_bias: &'static str,
+    /// Factor of values in the result (Mamba-2).
+    pub skip: &'static str,
+    /// Norm of the result.
+    pub norm: &'static str,
+    /// Output projection.
+    pub output: &'static str,
+}
+
+impl LinearNames {
+    /// Names of architectures without it.
+    const NONE: Self =
+        Self { projections: [""; 2], gates: [""; 2], conv: "", a_log: "", dt_bias: "", skip: "", norm: "", output: "" };
 }
 
 /// GGUF.
@@ -64,6 +101,43 @@ pub static GGUF_GEMMA3: TensorNames =
 pub static GGUF_GPT_OSS: TensorNames =
     TensorNames { sinks: "attn_sinks", ffn_norm: "post_attention_norm", ..PLAIN_GGUF };
 
+/// GGUF files of LFM2, where the last norm has the name of the embedding's.
+pub static GGUF_LFM2: TensorNames = TensorNames {
+    output_norm: "token_embd_norm",
+    short_conv: ["shortconv.in_proj", "shortconv.conv", "shortconv.out_proj"],
+    ..PLAIN_GGUF
+};
+
+/// GGUF files of Qwen3-Next.
+pub static GGUF_QWEN3_NEXT: TensorNames =
+    TensorNames { ffn_norm: "post_attention_norm", linear: GGUF_DELTA, ..PLAIN_GGUF };
+
+/// GGUF files of Qwen3.5.
+pub static GGUF_QWEN35: TensorNames = TensorNames {
+    ffn_norm: "post_attention_norm",
+    linear: LinearNames { gates: ["ssm_beta", "ssm_alpha"], ..GGUF_DELTA },
+    ..PLAIN_GGUF
+};
+
+/// GGUF files of Nemotron-H, whose layers have one norm.
+pub static GGUF_NEMOTRON_H: TensorNames = TensorNames {
+    ffn_norm: "attn_norm",
+    gate: "",
+    linear: LinearNames { projections: ["ssm_in"; 2], gates: ["", "ssm_in"], skip: "ssm_d", ..GGUF_DELTA },
+    ..PLAIN_GGUF
+};
+
+const GGUF_DELTA: LinearNames = LinearNames {
+    projections: ["attn_qkv", "attn_gate"],
+    gates: ["ssm_ba"; 2],
+    conv: "ssm_conv1d",
+    a_log: "ssm_a",
+    dt_bias: "ssm_dt.bias",
+    skip: "",
+    norm: "ssm_norm",
+    output: "ssm_out",
+};
+
 /// Names of most GGUF files.
 const PLAIN_GGUF: TensorNames = TensorNames {
     embedding: "token_embd",
@@ -74,6 +148,8 @@ const PLAIN_GGUF: TensorNames = TensorNames {
     qkv: ["attn_q", "attn_k", "attn_v"],
     head_norms: ["attn_q_norm", "attn_k_norm"],
     attention_output: "attn_output",
+    short_conv: [""; 3],
+    linear: LinearNames::NONE,
     attention_post_norm: "",
     sinks: "",
     ffn_norm: "ffn_norm",
@@ -81,7 +157,14 @@ const PLAIN_GGUF: TensorNames = TensorNames {
     gate: "ffn_gate",
     up: "ffn_up",
     down: "ffn_down",
-    experts: ExpertNames { router: "ffn_gate_inp", gate: "ffn_gate_exps", up: "ffn_up_exps", down: "ffn_down_exps" },
+    experts: ExpertNames {
+        router: "ffn_gate_inp",
+        gate: "ffn_gate_exps",
+        up: "ffn_up_exps",
+        down: "ffn_down_exps",
+        shared_gate: "ffn_gate_inp_shexp",
+        shared: ["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"],
+    },
     rotary_factors: "rope_freqs",
 };
 
@@ -95,6 +178,7 @@ pub static MIXTRAL: TensorNames = TensorNames {
         gate: "block_sparse_moe.experts.{}.w1",
         up: "block_sparse_moe.experts.{}.w3",
         down: "block_sparse_moe.experts.{}.w2",
+        ..PLAIN_EXPERTS
     },
     ..PLAIN
 };
@@ -115,8 +199,72 @@ pub static GPT_OSS: TensorNames = TensorNames {
         gate: "mlp.experts.gate_up_proj",
         up: "mlp.experts.gate_up_proj",
         down: "mlp.experts.down_proj",
+        ..PLAIN_EXPERTS
     },
     ..PLAIN
+};
+
+/// Checkpoints of LFM2.
+pub static LFM2: TensorNames = TensorNames {
+    output_norm: "model.embedding_norm",
+    attention_norm: "operator_norm",
+    head_norms: ["self_attn.q_layernorm", "self_attn.k_layernorm"],
+    attention_output: "self_attn.out_proj",
+    short_conv: ["conv.in_proj", "conv.conv", "conv.out_proj"],
+    ffn_norm: "ffn_norm",
+    gate: "feed_forward.w1",
+    up: "feed_forward.w3",
+    down: "feed_forward.w2",
+    ..PLAIN
+};
+
+/// Checkpoints of Qwen3-Next.
+pub static QWEN3_NEXT: TensorNames = TensorNames { linear: DELTA, ..PLAIN };
+
+/// Checkpoints of Qwen3.5.
+pub static QWEN35: TensorNames = TensorNames {
+    linear: LinearNames {
+        projections: ["linear_attn.in_proj_qkv", "linear_attn.in_proj_z"],
+        gates: ["linear_attn.in_proj_b", "linear_attn.in_proj_a"],
+        ..DELTA
+    },
+    ..PLAIN
+};
+
+/// Checkpoints of Nemotron-H.
+pub static NEMOTRON_H: TensorNames = TensorNames {
+    embedding: "backbone.embeddings",
+    output_norm: "backbone.norm_f",
+    layer: "backbone.layers.",
+    attention_norm: "norm",
+    qkv: ["mixer.q_proj", "mixer.k_proj", "mixer.v_proj"],
+    attention_output: "mixer.o_proj",
+    linear: LinearNames {
+        projections: ["mixer.in_proj"; 2],
+        gates: ["", "mixer.in_proj"],
+        conv: "mixer.conv1d",
+        a_log: "mixer.A_log",
+        dt_bias: "mixer.dt_bias",
+        skip: "mixer.D",
+        norm: "mixer.norm",
+        output: "mixer.out_proj",
+    },
+    ffn_norm: "norm",
+    gate: "",
+    up: "mixer.up_proj",
+    down: "mixer.down_proj",
+    ..PLAIN
+};
+
+const DELTA: LinearNames = LinearNames {
+    projections: ["linear_attn.in_proj_qkvz"; 2],
+    gates: ["linear_attn.in_proj_ba"; 2],
+    conv: "linear_attn.conv1d",
+    a_log: "linear_attn.A_log",
+    dt_bias: "linear_attn.dt_bias",
+    skip: "",
+    norm: "linear_attn.norm",
+    output: "linear_attn.out_proj",
 };
 
 /// Names of most checkpoints of `transformers`.
@@ -129,6 +277,8 @@ const PLAIN: TensorNames = TensorNames {
     qkv: ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
     head_norms: ["self_attn.q_norm", "self_attn.k_norm"],
     attention_output: "self_attn.o_proj",
+    short_conv: [""; 3],
+    linear: LinearNames::NONE,
     attention_post_norm: "",
     sinks: "",
     ffn_norm: "post_attention_layernorm",
@@ -136,11 +286,15 @@ const PLAIN: TensorNames = TensorNames {
     gate: "mlp.gate_proj",
     up: "mlp.up_proj",
     down: "mlp.down_proj",
-    experts: ExpertNames {
-        router: "mlp.gate",
-        gate: "mlp.experts.{}.gate_proj",
-        up: "mlp.experts.{}.up_proj",
-        down: "mlp.experts.{}.down_proj",
-    },
+    experts: PLAIN_EXPERTS,
     rotary_factors: "",
+};
+
+const PLAIN_EXPERTS: ExpertNames = ExpertNames {
+    router: "mlp.gate",
+    gate: "mlp.experts.{}.gate_proj",
+    up: "mlp.experts.{}.up_proj",
+    down: "mlp.experts.{}.down_proj",
+    shared_gate: "mlp.shared_expert_gate",
+    shared: ["mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj", "mlp.shared_expert.down_proj"],
 };

@@ -5,6 +5,7 @@ use qgemm_formats::{DType, Format};
 use qgemm_hal::Activation;
 
 use super::hyperparameters::Hyperparameters;
+use super::recurrence::LinearNumbers;
 use super::rotary::RotarySettings;
 
 /// Layers of a model with their tensors and numbers, from the tables of contents of its files.
@@ -20,6 +21,8 @@ use super::rotary::RotarySettings;
 #[derive(Debug)]
 pub struct Network {
     pub(crate) architecture: &'static str,
+    /// Features of a token between layers.
+    pub(crate) hidden: usize,
     pub(crate) layers: Vec<LayerTensors>,
     /// Rows by token. None in encoders, which add up rows of several tables.
     pub(crate) embedding: Option<Matrix>,
@@ -34,7 +37,7 @@ pub struct Network {
     /// Factor of attention's scores, where it is not the root of `1 / head_dim`.
     pub(crate) score_scale: Option<f32>,
     pub(crate) heads: Heads,
-    /// Rotary embedding. None in encoders; an error is the reason why it is the caller's.
+    /// Rotary embedding, if there is one; an error is the reason why it is the caller's.
     pub(crate) rotary: Option<Result<RotarySettings, String>>,
     /// Rotary embedding of layers with a window, where it differs.
     pub(crate) window_rotary: Option<RotarySettings>,
@@ -70,24 +73,114 @@ pub(crate) struct NormTensors {
     pub gamma_offset: bool,
 }
 
-/// Products of a layer.
+/// Parts of a layer, each with the norm at it.
 #[derive(Debug)]
 pub(crate) struct LayerTensors {
+    /// Token mixer.
+    pub mixer: Option<(NormTensors, Mixer)>,
+    pub feed_forward: Option<(NormTensors, FeedForward)>,
+    /// Norms of the results of both parts, before they are added.
+    pub post_norms: Option<[NormTensors; 2]>,
+}
+
+/// Token mixer of a layer.
+#[derive(Debug)]
+pub(crate) enum Mixer {
+    Attention(AttentionTensors),
+    ShortConv(ConvTensors),
+    Linear(LinearTensors),
+}
+
+impl Mixer {
+    /// Whether it has a recurrent state.
+    pub fn recurs(&self) -> bool {
+        !matches!(self, Self::Attention(_))
+    }
+
+    /// Output projection.
+    pub fn output(&self) -> &Matrix {
+        match self {
+            Self::Attention(attention) => &attention.o,
+            Self::ShortConv(conv) => &conv.o,
+            Self::Linear(linear) => &linear.o,
+        }
+    }
+
+    /// Beginning of the names of its operations.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Attention(_) => "attn",
+            Self::ShortConv(_) => "conv",
+            Self::Linear(_) => "linear",
+        }
+    }
+}
+
+/// Tensors of a short convolution between two gates (LFM2).
+#[derive(Debug)]
+pub(crate) struct ConvTensors {
+    /// Input gate, output gate and input, in this order of rows.
+    pub input: Matrix,
+    pub conv: Kernel,
+    pub o: Matrix,
+}
+
+/// Kernel of a short convolution.
+#[derive(Clone, Debug)]
+pub(crate) struct Kernel {
+    pub tensor: String,
+    pub bias: Option<String>,
+    /// Taps.
+    pub width: usize,
+}
+
+/// Tensors of linear attention.
+#[derive(Debug)]
+pub(crate) struct LinearTensors {
+    pub form: LinearForm,
+    /// Queries, keys and values, in the order of `form`.
+    pub qkv: Matrix,
+    /// Gate of the result.
+    pub gate: Matrix,
+    /// What the sigmoid makes β.
+    pub beta: Option<Matrix>,
+    /// Summand of the time step.
+    pub step: Matrix,
+    pub conv: Kernel,
+    /// Logarithm of the decay rate, and whether the tensor has the negative rate instead.
+    pub a_log: (String, bool),
+    pub dt_bias: String,
+    /// Factor of values in the result.
+    pub skip: Option<String>,
+    pub norm: NormTensors,
+    pub o: Matrix,
+    pub numbers: LinearNumbers,
+}
+
+/// Kind of linear attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LinearForm {
+    /// Gated delta rule. Channels are queries, keys, values.
+    GatedDelta { tiled: bool },
+    /// Mamba-2. Channels are values (x), keys (B), queries (C).
+    Mamba2,
+}
+
+/// Tensors of attention.
+#[derive(Debug)]
+pub(crate) struct AttentionTensors {
     pub q: Matrix,
+    /// Gate of the result.
+    pub gate: Option<Matrix>,
     pub k: Matrix,
     pub v: Matrix,
     pub o: Matrix,
-    /// Norms at attention and at the feed-forward part.
-    pub norms: [NormTensors; 2],
-    /// Norms of the results of attention and of the feed-forward part, before they are added.
-    pub post_norms: Option<[NormTensors; 2]>,
     /// Norms of query and key heads.
     pub head_norms: Option<[NormTensors; 2]>,
     /// Sinks of the query heads.
     pub sinks: Option<String>,
     /// Keys that a query attends to at most.
     pub window: Option<usize>,
-    pub feed_forward: FeedForward,
 }
 
 /// Feed-forward part of a layer.
@@ -110,6 +203,25 @@ pub(crate) struct ExpertTensors {
     pub top_k: usize,
     /// Whether the weights of a token's experts are scaled to a sum of 1.
     pub renormalized: bool,
+    pub shared: Option<SharedExpert>,
+}
+
+/// Shared expert of a layer, which every token has.
+#[derive(Debug)]
+pub(crate) struct SharedExpert {
+    /// Row whose product's sigmoid is the weight of the expert.
+    pub weight: Matrix,
+    pub gate: Matrix,
+    pub up: Matrix,
+    pub down: Matrix,
+}
+
+/// Rows of a tensor: `first..first + count` of every `every` rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rows {
+    pub first: usize,
+    pub count: usize,
+    pub every: usize,
 }
 
 /// Weight of the model. For experts, the weight of one.
@@ -118,6 +230,8 @@ pub(crate) struct Matrix {
     /// Tensor name. For experts with their own tensors, that of the first. Gate and up of one
     /// name are a stack of alternating rows.
     pub tensor: String,
+    /// Rows of the tensor, one range after the other. Empty for all in their order.
+    pub rows: Vec<Rows>,
     pub format: Format,
     pub n: usize,
     pub k: usize,
@@ -135,6 +249,12 @@ impl Network {
     /// Number of layers.
     pub fn layers(&self) -> usize {
         self.layers.len()
+    }
+
+    /// Whether some layers have a recurrent state, which lives across steps and cannot be
+    /// rewound.
+    pub fn recurs(&self) -> bool {
+        self.layers.iter().any(|layer| layer.mixer.as_ref().is_some_and(|(_, mixer)| mixer.recurs()))
     }
 
     /// Rows of the embedding: tokens of the vocabulary. None in encoders.

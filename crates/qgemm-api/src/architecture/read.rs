@@ -14,8 +14,8 @@ use crate::error::Error;
 impl Network {
     /// Reads the architecture of `model`, which was opened at `path`.
     ///
-    /// Gemma, gemma3, gpt-oss, llama, mistral, mixtral, qwen2,
-    /// qwen3, qwen3moe or bert, from GGUF or safetensors.
+    /// Gemma, gemma3, gpt-oss, lfm2, llama, mistral, mixtral, nemotron_h, qwen2,
+    /// qwen3, qwen35, qwen3moe, qwen3next or bert, from GGUF or safetensors.
     ///
     /// # Errors
     /// [`Error::UnknownArchitecture`] and

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use qgemm_formats::model::{Model, TensorInfo, TensorKind};
 use qgemm_formats::{DType, Format};
 
-use super::network::{Matrix, NormTensors, WeightBytes};
+use super::network::{Kernel, Matrix, NormTensors, Rows, WeightBytes};
 use crate::error::Error;
 
 pub(super) fn incomplete(what: String) -> Error {
@@ -61,6 +61,56 @@ impl<'m> Reader<'m> {
         self.used.insert(stem(&info.name).to_owned());
         self.bytes.shared += info.bytes;
         Ok((info.name.clone(), dtype))
+    }
+
+    /// A tensor of plain numbers in one of these shapes.
+    pub fn numbers(&mut self, name: &str, shapes: &[&[usize]]) -> Result<String, Error> {
+        let info = self.model.info(name)?;
+        let TensorKind::Dense(_) = info.kind else {
+            return Err(incomplete(format!("expected a tensor `{name}` of plain numbers")));
+        };
+        if !shapes.contains(&&info.shape[..]) {
+            return Err(wrong_shape(info, shapes.first().copied().unwrap_or_default()));
+        }
+        self.used.insert(stem(&info.name).to_owned());
+        self.bytes.shared += info.bytes;
+        Ok(info.name.clone())
+    }
+
+    /// Kernel of a short convolution.
+    pub fn kernel(&mut self, name: &str, [channels, width]: [usize; 2]) -> Result<Kernel, Error> {
+        let tensor = self.numbers(name, &[&[channels, width], &[channels, 1, width]])?;
+        let bias = format!("{name}.bias");
+        let bias = if self.has(&bias) { Some(self.vector(&bias, channels)?.0) } else { None };
+        Ok(Kernel { tensor, bias, width })
+    }
+
+    /// Weight of one output feature: a row, which may be a vector.
+    pub fn row(&mut self, name: &str, role: &'static str, k: usize) -> Result<Matrix, Error> {
+        let info = self.model.info(name)?;
+        let (TensorKind::Dense(dtype), 1) = (&info.kind, info.shape.len()) else {
+            return self.matrix(name.to_owned(), role, [1, k]);
+        };
+        let (format, tensor) = (dtype.name().parse()?, self.vector(name, k)?.0);
+        Ok(Matrix { tensor, rows: Vec::new(), format, n: 1, k, row_scale: false, k_order: false, bias: None })
+    }
+
+    /// Weight of some rows of a tensor of `rows` rows.
+    pub fn rows_of(
+        &mut self,
+        name: &str,
+        role: &'static str,
+        [rows, k]: [usize; 2],
+        parts: Vec<Rows>,
+    ) -> Result<Matrix, Error> {
+        check_shape(self.model.info(name)?, &[rows, k])?;
+        let (matrix, bytes) = self.any_matrix(name, role)?;
+        if matrix.bias.is_some() {
+            return Err(incomplete(format!("{name} has a bias: expected none of a tensor of several projections")));
+        }
+        let n = parts.iter().map(|part| rows / part.every.max(1) * part.count).sum();
+        self.bytes.shared += bytes / rows.max(1) * n;
+        Ok(Matrix { rows: parts, n, ..matrix })
     }
 
     /// Weight of N output and K input features.
@@ -153,7 +203,8 @@ impl<'m> Reader<'m> {
             None => None,
         };
         self.used.extend(bias.iter().map(|(name, _)| stem(name).to_owned()));
-        Ok((Matrix { tensor: info.name.clone(), format, n, k, row_scale, k_order, bias }, info.bytes))
+        let (tensor, rows) = (info.name.clone(), Vec::new());
+        Ok((Matrix { tensor, rows, format, n, k, row_scale, k_order, bias }, info.bytes))
     }
 
     /// Counts the tensors whose names begin like this as known.

@@ -76,8 +76,8 @@ impl RotarySettings {
         numbers: &Hyperparameters,
     ) -> Result<Self, Error> {
         let head_dim = numbers.head_dim;
-        let share = settings.number(SHARE).map(|share| (share * head_dim as f64) as usize);
-        let dim = settings.count(DIM).or(share).unwrap_or(head_dim);
+        let share = (settings.number(SHARE).unwrap_or(architecture.rotary_share) * head_dim as f64) as usize;
+        let dim = settings.count(DIM).unwrap_or(share);
         let base = settings.number(BASE).unwrap_or(10_000.0);
         let pairs = if settings.is_gguf() { architecture.gguf_rotary } else { RotaryPairs::Neox };
         let scaling = scaling(settings, architecture, numbers)?;
@@ -141,6 +141,7 @@ mod tests {
         changes.iter().for_each(|(key, value)| config[key] = value.clone());
         let numbers = Hyperparameters {
             layers: 1,
+            draft_layers: 0,
             hidden: 64,
             intermediate: 64,
             heads: 4,
@@ -151,6 +152,8 @@ mod tests {
             eps: 1e-5,
             context: 2048,
             window: None,
+            parts: Vec::new(),
+            recurrent: None,
             experts: None,
         };
         RotarySettings::read(&Settings::Config(config), architecture("llama")?, &numbers)

@@ -2,7 +2,9 @@
 //! unsupported ones need.
 
 use super::description::Architecture;
-use super::{gemma, gemma3, gpt_oss, llama, mistral, mixtral, qwen2, qwen3, qwen3moe};
+use super::{
+    gemma, gemma3, gpt_oss, lfm2, llama, mistral, mixtral, nemotron_h, qwen2, qwen3, qwen3moe, qwen3next, qwen35,
+};
 use crate::error::Error;
 
 /// Architectures that run.
@@ -10,12 +12,16 @@ const SERVED: &[&Architecture] = &[
     &gemma::GEMMA,
     &gemma3::GEMMA3,
     &gpt_oss::GPT_OSS,
+    &lfm2::LFM2,
     &llama::LLAMA,
     &mistral::MISTRAL,
     &mixtral::MIXTRAL,
+    &nemotron_h::NEMOTRON_H,
     &qwen2::QWEN2,
     &qwen3::QWEN3,
+    &qwen35::QWEN35,
     &qwen3moe::QWEN3_MOE,
+    &qwen3next::QWEN3_NEXT,
 ];
 
 /// Known architectures, and the operation that each needs besides.
@@ -33,8 +39,12 @@ const UNSERVED: &[(&[&str], &str)] = &[
         "LayerNorm decoders",
     ),
     (&["deepseek2", "deepseek_v2", "deepseek_v3", "kimi_k2"], "multi-head latent attention and layers of experts"),
-    (&["qwen3next", "qwen3_next", "qwen35", "qwen3_5"], "the gated delta rule"),
-    (&["mamba", "mamba2", "falcon_h1", "granitehybrid", "nemotron_h", "jamba"], "state-space layers"),
+    (&["qwen3_5", "qwen3_5_moe", "qwen35moe"], "images beside text, or experts, which Qwen3.5 has in other tensors"),
+    (&["lfm2moe", "lfm2_moe", "nemotron_h_moe"], "sigmoid routing with a bias"),
+    (
+        &["mamba", "mamba2", "falcon_h1", "granitehybrid", "jamba"],
+        "state-space layers of other kinds than Nemotron-H's",
+    ),
     (&["cohere", "cohere2", "command-r"], "parallel attention and scaled logits"),
     (&["granite", "minicpm"], "scaled residuals and logits"),
     (&["olmo2"], "norms behind attention and feed-forward parts"),

@@ -75,6 +75,22 @@ impl<'m> Settings<'m> {
         self.number(key).filter(|n| n.fract() == 0.0 && (0.0..1e12).contains(n)).map(|n| n as usize)
     }
 
+    /// A list of non-negative integers.
+    pub fn counts(&self, key: Key) -> Option<Vec<usize>> {
+        let count = |n: f64| (n.fract() == 0.0 && (0.0..1e12).contains(&n)).then_some(n as usize);
+        match self {
+            Self::Gguf { .. } => {
+                let GgufValue::Array(array) = self.gguf(key)? else { return None };
+                let of = |at| GgufValue::Scalar(array.scalar(at)?).as_f64().and_then(count);
+                (0..array.len()).map(of).collect()
+            }
+            Self::Config(config) => {
+                let items = key.config.iter().find_map(|pointer| config.pointer(pointer)?.as_array())?;
+                items.iter().map(|item| item.as_f64().and_then(count)).collect()
+            }
+        }
+    }
+
     /// A text.
     pub fn text(&self, key: Key) -> Option<&str> {
         match self {

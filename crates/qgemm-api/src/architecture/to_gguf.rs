@@ -67,10 +67,10 @@ impl GgufConversion {
         // llama.cpp has no architecture of Mistral's name.
         let to = if std::ptr::eq(from, &MISTRAL) { &LLAMA } else { from };
         let numbers = Hyperparameters::read(&settings, from)?;
-        let others =
-            [from.gamma_offset, from.sinks, from.post_norms, numbers.experts.is_some(), numbers.window.is_some()];
+        let (recurs, has_experts) = (numbers.recurrent.is_some(), numbers.experts.is_some());
+        let others = [from.gamma_offset, from.sinks, from.post_norms, recurs, has_experts, numbers.window.is_some()];
         if others.contains(&true) {
-            return Err(unserved("a model with experts, a sliding window, or norms of Gemma's kind"));
+            return Err(unserved("a model with experts, recurrent layers, a sliding window, or norms of Gemma's kind"));
         }
         let rotary = RotarySettings::read(&settings, from, &numbers)?;
         Ok(Self {

@@ -8,6 +8,7 @@ use qgemm_hal::{Buffer, BufferMut, BufferRef, Device, Stream};
 
 use super::file::{MemoryPlan, Region, RegionKind};
 use super::mismatch::expect;
+use super::recurrent::PlannedState;
 use crate::context::Context;
 use crate::error::Error;
 
@@ -117,7 +118,7 @@ impl PlanArena {
         if Arc::ptr_eq(&self.regions, regions) {
             return Ok(());
         }
-        expect("memory.regions of kv_cache", self.regions.caches(), regions.caches())?;
+        expect("memory.regions of kv_cache and recurrent_state", self.regions.caches(), regions.caches())?;
         let (expected, got) = (regions.bytes(), self.buffer.len());
         if got < expected {
             return Err(Error::BufferTooShort { operand: "memory of a plan", expected, got });
@@ -145,18 +146,36 @@ impl PlanArena {
         }
     }
 
-    /// Copies the contents of another arena's KV caches, through the host: for an arena that
+    /// Copies the contents of another arena's KV caches and recurrent states, through the host: for an arena that
     /// replaces one which is too short.
     ///
     /// # Errors
     /// [`Error::PlanMismatch`] when the caches differ, or a device error.
     pub fn copy_caches(&mut self, ctx: &Context, from: &Self) -> Result<(), Error> {
-        expect("memory.regions of kv_cache", self.regions.caches(), from.regions.caches())?;
-        for region in from.regions.all.iter().filter(|region| region.kind == RegionKind::KvCache) {
+        expect("memory.regions of kv_cache and recurrent_state", self.regions.caches(), from.regions.caches())?;
+        for region in from.regions.all.iter().filter(|region| region.kind.is_persistent()) {
             let bytes: Vec<u8> = ctx.download(from.region(&region.name)?)?;
             ctx.upload_into(&bytes, self.region_mut(&region.name)?)?;
         }
         Ok(())
+    }
+
+    /// Fills one of the equal slots of a region with zeros.
+    pub(super) fn clear_slot(
+        &mut self,
+        device: &dyn Device,
+        stream: &Stream,
+        state: &PlannedState,
+        slot: usize,
+    ) -> Result<(), Error> {
+        let most = state.slots.saturating_sub(1);
+        if slot > most {
+            return Err(Error::OutOfRange { name: "slot", least: 0, most, got: slot });
+        }
+        let range = self.regions.range(&state.region)?;
+        let bytes = range.len() / state.slots.max(1);
+        let first = range.start + slot * bytes;
+        Ok(device.fill(stream, self.buffer.slice_mut(first..first + bytes)?, 0)?)
     }
 
     /// The memory for a run.
@@ -208,9 +227,9 @@ impl Regions {
         Self { all, by_name, start, bytes, canary: plan.canary_value }
     }
 
-    /// Names, offsets and sizes of the KV caches, as text.
+    /// Names, offsets and sizes of KV caches and recurrent states, as text.
     fn caches(&self) -> String {
-        let caches = self.all.iter().filter(|region| region.kind == RegionKind::KvCache);
+        let caches = self.all.iter().filter(|region| region.kind.is_persistent());
         let places = caches.map(|region| format!("{} {}+{}", region.name, region.offset - self.start, region.bytes));
         places.collect::<Vec<_>>().join(", ")
     }

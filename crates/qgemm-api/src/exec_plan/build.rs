@@ -13,8 +13,9 @@ use super::file::{
 };
 use super::layout::{Wanted, place};
 use super::product::Product;
+use super::projections::Input;
 use super::sizes::too_large;
-use crate::architecture::{ExpertTensors, FeedForward, LayerTensors, Network};
+use crate::architecture::{ExpertTensors, FeedForward, LayerTensors, Mixer, Network};
 use crate::context::Context;
 use crate::error::Error;
 use crate::model::open_model;
@@ -41,6 +42,9 @@ pub struct PlanOptions {
     /// Pages of the cache, which plans of other batches share. By default enough for the
     /// capacity of all sequences.
     pub pages: Option<usize>,
+    /// Slots of recurrent states, which plans of other batches share. By default one for each
+    /// sequence. The slot of each sequence is an input of the step.
+    pub slots: Option<usize>,
     /// Hadamard rotation of cached keys and values, which formats of few bits lose less of. A step behind
     /// each attention undoes it on the result. Logits do not change, but for rounding.
     pub rotate_cache: bool,
@@ -65,7 +69,7 @@ impl PlanOptions {
     /// Inference step of `batch` tokens with f16 activations.
     pub fn new(batch: usize) -> Self {
         let (sequences, context, x_precision) = (None, None, XPrecision::default());
-        let (kv_format, page_size, pages) = (None, None, None);
+        let (kv_format, page_size, pages, slots) = (None, None, None, None);
         Self {
             batch,
             sequences,
@@ -73,6 +77,7 @@ impl PlanOptions {
             kv_format,
             page_size,
             pages,
+            slots,
             rotate_cache: false,
             x_dtype: DType::F16,
             x_precision,
@@ -114,8 +119,10 @@ impl Context {
         if options.batch == 0 {
             return Err(Error::OutOfRange { name: "batch", least: 1, most: u32::MAX as usize, got: 0 });
         }
-        if options.page_size == Some(0) {
-            return Err(Error::OutOfRange { name: "page size", least: 1, most: u32::MAX as usize, got: 0 });
+        for (name, stated) in [("page size", options.page_size), ("slots", options.slots)] {
+            if stated == Some(0) {
+                return Err(Error::OutOfRange { name, least: 1, most: u32::MAX as usize, got: 0 });
+            }
         }
         let info = self.info();
         let _span = tracing::info_span!("plan model", layers = network.layers.len(), batch = options.batch).entered();
@@ -254,13 +261,15 @@ pub(super) enum Hidden {
 impl Builder<'_> {
     fn network(&mut self) -> Result<(), Error> {
         let network = self.network;
-        let Some(first) = network.layers.first() else { return Ok(()) };
+        if network.layers.is_empty() {
+            return Ok(());
+        }
         if self.options.train
             && let Some(what) = network.layers.iter().find_map(untrained)
         {
             return Err(Error::IncompleteModel { what: format!("no training of {what}") });
         }
-        let mut hidden = Hidden::Rows(self.embedding(first.q.k)?);
+        let mut hidden = Hidden::Rows(self.embedding(network.hidden)?);
         for (i, layer) in network.layers.iter().enumerate() {
             hidden = self.layer(i, layer, hidden)?;
         }
@@ -277,6 +286,7 @@ impl Builder<'_> {
                     | RegionKind::Workspace
                     | RegionKind::Input
                     | RegionKind::KvCache
+                    | RegionKind::RecurrentState
                     | RegionKind::OptimizerState
             ) {
                 (wanted.first_op, wanted.last_op) = (0, last);
@@ -305,29 +315,40 @@ impl Builder<'_> {
     fn residual_layer(&mut self, i: usize, layer: &LayerTensors, hidden: Buffer) -> Result<Buffer, Error> {
         let id = |role: &str| format!("blk.{i}.{role}");
         let pre_norm = self.network.pre_norm;
-        let [before, behind] = &layer.norms;
-        let qkv = self.qkv(i, layer, &hidden, None)?;
-        let attended = self.attention(i, layer, qkv)?;
-        let d = self.hidden(&id("attn_residual"), layer.o.n);
-        let product = Product::new(id("attn_output"), &layer.o, attended, d.clone());
-        self.product(Product { residual: Some(hidden), ..product })?;
-        let residual = match pre_norm {
-            true => d,
-            // The following norm makes the input and the residual of the feed-forward part.
-            false => {
-                let normed = self.activation(&id("attn_norm"), d.columns);
-                self.norm(id("attn_norm"), before, &d, normed)?
-            }
-        };
-        let norm = pre_norm.then_some(behind);
-        let out = self.feed_forward(i, &layer.feed_forward, norm, residual.clone(), Some(residual))?;
+        let mut rows = hidden;
+        if let Some((norm, mixer)) = &layer.mixer {
+            let mixed = self.mixed(i, mixer, Input::Rows(&rows, norm))?;
+            let (prefix, o) = (mixer.name(), mixer.output());
+            let d = self.hidden(&id(&format!("{prefix}_residual")), o.n);
+            let product = Product::new(id(&format!("{prefix}_output")), o, mixed, d.clone());
+            self.product(Product { residual: Some(rows), ..product })?;
+            rows = match pre_norm {
+                true => d,
+                // The following norm makes the input and the residual of the feed-forward part.
+                false => {
+                    let normed = self.activation(&id("attn_norm"), d.columns);
+                    self.norm(id("attn_norm"), norm, &d, normed)?
+                }
+            };
+        }
+        let Some((norm, part)) = &layer.feed_forward else { return Ok(rows) };
+        let out = self.feed_forward(i, part, pre_norm.then_some(norm), rows.clone(), Some(rows))?;
         match pre_norm {
             true => Ok(out),
             false => {
                 let name = format!("hidden.{}", i + 1);
                 let normed = self.activation(&name, out.columns);
-                self.norm(id("ffn_norm"), behind, &out, normed)
+                self.norm(id("ffn_norm"), norm, &out, normed)
             }
+        }
+    }
+
+    /// Adds a token mixer without its output projection.
+    pub(super) fn mixed(&mut self, i: usize, mixer: &Mixer, input: Input<'_>) -> Result<Buffer, Error> {
+        match mixer {
+            Mixer::Attention(tensors) => self.attention(i, tensors, input),
+            Mixer::ShortConv(tensors) => self.short_conv(i, tensors, input),
+            Mixer::Linear(tensors) => self.linear_attention(i, tensors, input),
         }
     }
 
@@ -433,14 +454,23 @@ impl Builder<'_> {
 
 /// Part of a layer that no backward phase is planned for.
 fn untrained(layer: &LayerTensors) -> Option<&'static str> {
-    let of_experts = match &layer.feed_forward {
-        FeedForward::Experts(ExpertTensors { gate, up, down, .. }) => [gate, up, down].iter().any(|m| m.bias.is_some()),
-        FeedForward::Dense { .. } => false,
+    let (mixer, part) = (layer.mixer.as_ref(), layer.feed_forward.as_ref());
+    let attention = match mixer {
+        Some((_, Mixer::Attention(attention))) => Some(attention),
+        _ => None,
     };
+    let experts = match part {
+        Some((_, FeedForward::Experts(experts))) => Some(experts),
+        _ => None,
+    };
+    let has_bias = |of: &ExpertTensors| [&of.gate, &of.up, &of.down].iter().any(|m| m.bias.is_some());
     let parts = [
         (layer.post_norms.is_some(), "layers with second norms"),
-        (layer.sinks.is_some(), "attention sinks"),
-        (of_experts, "biases of experts"),
+        (part.is_none() || attention.is_none(), "recurrent layers, nor of layers with one part"),
+        (attention.is_some_and(|of| of.sinks.is_some()), "attention sinks"),
+        (attention.is_some_and(|of| of.gate.is_some()), "gated attention"),
+        (experts.is_some_and(has_bias), "biases of experts"),
+        (experts.is_some_and(|of| of.shared.is_some()), "shared experts"),
     ];
     parts.into_iter().find(|(has, _)| *has).map(|(_, what)| what)
 }

@@ -144,7 +144,7 @@ impl OpChecks<'_> {
                 if op.renormalized.is_none() {
                     self.expect("renormalized", "true or false", "none")?;
                 }
-                self.record(&self.ctx.explain_routing(&op.as_routing())?)?;
+                self.record(&self.ctx.explain_routing(&op.as_routing()?)?)?;
             }
             ("matmul", None) => self.record(&self.ctx.explain_matmul(&op.as_matmul()?)?)?,
             ("norm", None) => {
@@ -164,6 +164,10 @@ impl OpChecks<'_> {
                 self.record(&self.ctx.explain_kv_append(&op.as_kv_append()?)?)?;
             }
             ("attention", None) => self.record(&self.ctx.explain_attention(&op.as_attention()?)?)?,
+            ("short_conv", None) => self.record(&self.ctx.explain_short_conv(&op.as_short_conv()?)?)?,
+            ("linear_attention", None) => {
+                self.record(&self.ctx.explain_linear_attention(&op.as_linear_attention()?)?)?;
+            }
             ("sampling", None) => {
                 if op.parameters.is_none() || op.status.is_none() {
                     self.expect("parameters", "regions of parameters and status", "none of one")?;
@@ -172,7 +176,7 @@ impl OpChecks<'_> {
             }
             ("optimizer", None) => self.record(&self.ctx.explain_optimizer(&op.as_optimizer()?)?)?,
             (operation, _) => {
-                const KNOWN: &str = "gemm, experts, gradient or gather_rows with a weight, matmul, routing, norm, kv_append, attention, sampling, or optimizer";
+                const KNOWN: &str = "gemm, experts, gradient or gather_rows with a weight, matmul, routing, norm, kv_append, attention, short_conv, linear_attention, sampling, or optimizer";
                 self.expect("operation", KNOWN, operation)?;
             }
         }

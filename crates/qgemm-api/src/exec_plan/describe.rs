@@ -1,9 +1,11 @@
 //! Problems from plan-file operations: gradients, routing, matmuls, expert rows.
 
 use qgemm_formats::DType;
+use qgemm_hal::Scoring;
 
 use super::backward::weight_gradient;
 use super::file::{PlannedOp, PlannedWeight};
+use super::mismatch::wrong;
 use crate::described::DescribedWeight;
 use crate::error::Error;
 use crate::gather_rows::GatherRows;
@@ -32,9 +34,18 @@ impl PlannedOp {
     }
 
     /// Problem of a `routing`.
-    pub(super) fn as_routing(&self) -> Routing {
+    pub(super) fn as_routing(&self) -> Result<Routing, Error> {
         let routing = Routing::from_logits(self.shape.m, self.shape.n, self.top_k.unwrap_or(0), DType::F32);
-        if self.renormalized == Some(true) { routing.renormalized() } else { routing }
+        let routing = match &self.scoring {
+            None => routing,
+            Some(stated) => {
+                let known = Scoring::ALL.into_iter().find(|known| known.name() == stated);
+                routing.scoring(
+                    known.ok_or_else(|| wrong("scoring", &Scoring::ALL.map(Scoring::name).join(", "), stated))?,
+                )
+            }
+        };
+        Ok(if self.renormalized == Some(true) { routing.renormalized() } else { routing })
     }
 
     /// Problem of a `matmul`.
@@ -55,7 +66,12 @@ impl PlannedOp {
     pub(super) fn is_alike(&self, other: &Self) -> bool {
         let (a, b) = (self, other);
         let weight = |w: &Option<PlannedWeight>| {
-            w.as_ref().map(|w| PlannedWeight { region: String::new(), tensors: Vec::new(), ..w.clone() })
+            w.as_ref().map(|w| PlannedWeight {
+                region: String::new(),
+                tensors: Vec::new(),
+                rows: Vec::new(),
+                ..w.clone()
+            })
         };
         let types = |op: &PlannedOp| {
             [&op.x_dtype, &op.x_precision, &op.d_dtype, &op.activation]
@@ -67,7 +83,7 @@ impl PlannedOp {
         let segments = |op: &PlannedOp| op.segments.iter().map(|s| (s.first, s.features)).collect::<Vec<_>>();
         let same_options = |a: &Option<String>, b: &Option<String>| a.is_some() == b.is_some();
         (&a.operation, &a.kernel_id, &a.source_hash, a.shape) == (&b.operation, &b.kernel_id, &b.source_hash, b.shape)
-            && (a.batch_invariant, a.renormalized) == (b.batch_invariant, b.renormalized)
+            && (a.batch_invariant, a.renormalized, &a.scoring) == (b.batch_invariant, b.renormalized, &b.scoring)
             && types(a) == types(b)
             && same_options(&a.residual, &b.residual)
             && same_options(&a.offsets, &b.offsets)
@@ -79,6 +95,7 @@ impl PlannedOp {
             && weight(&a.weight) == weight(&b.weight)
             && segments(a) == segments(b)
             && a.numbers_between() == b.numbers_between()
+            && a.recurrent_numbers() == b.recurrent_numbers()
             && a.rotation == b.rotation
     }
 }

@@ -35,7 +35,7 @@ impl Builder<'_> {
                 let tokens = self.input(TOKENS, self.options.batch);
                 let lengths = (!self.options.train).then(|| self.input(LENGTHS, self.sequences));
                 let parameters = self.samples().then(|| self.sampling_parameters());
-                let others = [lengths, self.block_table(), parameters].into_iter().flatten();
+                let others = [lengths, self.block_table(), self.state_slots(), parameters].into_iter().flatten();
                 let inputs: Vec<Buffer> = std::iter::once(tokens.clone()).chain(others).collect();
                 self.step("inputs", TOKENS, &[], &inputs)?;
                 self.gather(table, &tokens, &hidden)?;

@@ -1,13 +1,13 @@
 //! Feed-forward part of a layer: dense, or experts with a router.
 
 use qgemm_formats::DType;
-use qgemm_hal::{Activation, XPrecision};
+use qgemm_hal::{Activation, Scoring, XPrecision};
 
 use super::build::{Buffer, Builder};
 use super::file::{PlannedOp, RegionKind};
 use super::product::{Index, Product, Routed, op};
 use super::sizes::too_large;
-use crate::architecture::{ExpertTensors, FeedForward, Matrix, NormTensors};
+use crate::architecture::{ExpertTensors, FeedForward, Matrix, NormTensors, SharedExpert};
 use crate::error::Error;
 use crate::record::Sizes;
 use crate::routing::Routing;
@@ -57,9 +57,9 @@ impl Builder<'_> {
                 let inner = match gate {
                     Some(gate) if !self.options.train => {
                         let (gate, up) = &paired(gate, up)?;
-                        self.inner(i, Some(gate), up, x, activation, None)?
+                        self.inner(i, "ffn", Some(gate), up, x, activation, None)?
                     }
-                    gate => self.inner(i, gate.as_ref(), up, x, activation, None)?,
+                    gate => self.inner(i, "ffn", gate.as_ref(), up, x, activation, None)?,
                 };
                 let d = out(self, down.n);
                 let product = Product::new(id("ffn_down"), down, inner, d.clone());
@@ -67,7 +67,7 @@ impl Builder<'_> {
                 Ok(d)
             }
             FeedForward::Experts(tensors) => {
-                let ExpertTensors { router, gate, up, down, experts, top_k, renormalized } = tensors;
+                let ExpertTensors { router, gate, up, down, experts, top_k, renormalized, shared } = tensors;
                 let (experts, top_k) = (*experts, *top_k);
                 let logits = Buffer { dtype: DType::F32, ..self.between(&id("router_logits"), 1, router.n)? };
                 // The choice of experts does not follow from further rounding.
@@ -78,11 +78,16 @@ impl Builder<'_> {
                     Ok::<_, Error>(Buffer { dtype: DType::F32, ..builder.between(&id(role), 1, top_k)? })
                 };
                 let (ids, weights) = (slots(self, "router_ids")?, slots(self, "router_weights")?);
-                self.routing(i, &logits, (experts, *renormalized), [&ids, &weights])?;
+                let of_softmax = (id("routing"), Scoring::Softmax, *renormalized);
+                self.routing(of_softmax, &logits, experts, [&ids, &weights])?;
+                let residual = match shared {
+                    Some(shared) => Some(self.shared_expert(i, shared, &x, residual)?),
+                    None => residual,
+                };
                 let d = out(self, down.n);
                 if !self.options.train {
                     let routed = |weights| Routed { experts, top_k, index: Index::Ids(&ids.name, weights) };
-                    let inner = self.inner(i, Some(gate), up, x, activation, Some(&|| routed(None)))?;
+                    let inner = self.inner(i, "ffn", Some(gate), up, x, activation, Some(&|| routed(None)))?;
                     let product = Product::new(id("ffn_down"), down, inner, d.clone());
                     let routed = Some(routed(Some(&weights.name)));
                     self.product(Product { residual, routed, ..product })?;
@@ -99,7 +104,7 @@ impl Builder<'_> {
                 self.step("sort rows by expert", &sorted.name, &[x.clone(), ids], &made)?;
                 self.tape("sort rows by expert", &[x], std::slice::from_ref(&order), &sorted);
                 let routed = || Routed { experts, top_k, index: Index::Offsets(&offsets.name) };
-                let inner = self.inner(i, Some(gate), up, sorted, activation, Some(&routed))?;
+                let inner = self.inner(i, "ffn", Some(gate), up, sorted, activation, Some(&routed))?;
                 let each = self.between(&id("ffn_slots"), top_k, down.n)?;
                 let product = Product::new(id("ffn_down"), down, inner, each.clone());
                 self.product(Product { routed: Some(routed()), ..product })?;
@@ -113,6 +118,34 @@ impl Builder<'_> {
         }
     }
 
+    /// Adds the shared expert of `x` to the residual: a layer of one expert, whose weight is the
+    /// sigmoid of a product.
+    fn shared_expert(
+        &mut self,
+        i: usize,
+        tensors: &SharedExpert,
+        x: &Buffer,
+        residual: Option<Buffer>,
+    ) -> Result<Buffer, Error> {
+        let id = |role: &str| format!("blk.{i}.{role}");
+        let SharedExpert { weight, gate, up, down } = tensors;
+        let in_words = |builder: &Self, role: &str| {
+            Ok::<_, Error>(Buffer { dtype: DType::F32, ..builder.between(&id(role), 1, 1)? })
+        };
+        let logits = in_words(self, "shared_logits")?;
+        let product = Product::new(id("ffn_shared_router"), weight, x.clone(), logits.clone());
+        self.product(Product { x_precision: Some(XPrecision::Exact), ..product })?;
+        let (ids, weights) = (in_words(self, "shared_ids")?, in_words(self, "shared_weights")?);
+        self.routing((id("shared_routing"), Scoring::Sigmoid, false), &logits, 1, [&ids, &weights])?;
+        let routed = |weights| Routed { experts: 1, top_k: 1, index: Index::Ids(&ids.name, weights) };
+        let activation = self.network.activation;
+        let inner = self.inner(i, "ffn_shared", Some(gate), up, x.clone(), activation, Some(&|| routed(None)))?;
+        let d = self.hidden(&id("shared_residual"), down.n);
+        let product = Product::new(id("ffn_shared_down"), down, inner, d.clone());
+        self.product(Product { residual, routed: Some(routed(Some(&weights.name))), ..product })?;
+        Ok(d)
+    }
+
     /// Intermediate matrix with `slots` rows per token. The
     /// backward phase reads it, too.
     fn between(&self, name: &str, slots: usize, columns: usize) -> Result<Buffer, Error> {
@@ -121,48 +154,50 @@ impl Builder<'_> {
         Ok(Buffer { kind, rows, ..self.activation(name, columns) })
     }
 
-    /// Adds the products before `down`.
+    /// Adds the products before `down`, of names that begin with `prefix`.
+    #[expect(clippy::too_many_arguments, reason = "operands of two products")]
     fn inner<'p>(
         &mut self,
         i: usize,
+        prefix: &str,
         gate: Option<&'p Matrix>,
         up: &'p Matrix,
         x: Buffer,
         activation: Activation,
         routed: Option<&dyn Fn() -> Routed<'p>>,
     ) -> Result<Buffer, Error> {
-        let id = |role: &str| format!("blk.{i}.{role}");
+        let id = |role: &str| format!("blk.{i}.{prefix}{role}");
         let routed = || routed.map(|routed| routed());
         let slots = routed().map_or(1, |routed| routed.top_k);
         let train = self.options.train;
         let temporary = |builder: &Self, role: &str| builder.between(&id(role), slots, up.n);
-        let d = temporary(self, "ffn")?;
+        let d = temporary(self, "")?;
         // The backward phase needs the pre-activation.
         let fused = if train { Activation::Identity } else { activation };
         match gate {
             None if train => {
-                let upped = temporary(self, "ffn_upped")?;
-                self.product(Product::new(id("ffn_up"), up, x, upped.clone()))?;
-                return self.caller(&id("ffn"), activation.name(), &[upped], |_| d);
+                let upped = temporary(self, "_upped")?;
+                self.product(Product::new(id("_up"), up, x, upped.clone()))?;
+                return self.caller(&id(""), activation.name(), &[upped], |_| d);
             }
             None => {
-                let product = Product::new(id("ffn_up"), up, x, d.clone());
+                let product = Product::new(id("_up"), up, x, d.clone());
                 self.product(Product { activation, routed: routed(), ..product })?;
             }
             Some(gate) if gate.is_like(up) && !train => {
-                let product = Product::new(id("ffn_gate_up"), gate, x, d.clone());
+                let product = Product::new(id("_gate_up"), gate, x, d.clone());
                 self.product(Product { activation, up: Some(up), routed: routed(), ..product })?;
             }
             // Experts of two formats are no gated pair, and a pair has no gradient.
             // Two products instead, which the caller multiplies.
             Some(gate) => {
-                let (gated, upped) = (temporary(self, "ffn_gated")?, temporary(self, "ffn_upped")?);
-                let product = Product::new(id("ffn_gate"), gate, x.clone(), gated.clone());
+                let (gated, upped) = (temporary(self, "_gated")?, temporary(self, "_upped")?);
+                let product = Product::new(id("_gate"), gate, x.clone(), gated.clone());
                 self.product(Product { activation: fused, routed: routed(), ..product })?;
-                let product = Product::new(id("ffn_up"), up, x, upped.clone());
+                let product = Product::new(id("_up"), up, x, upped.clone());
                 self.product(Product { routed: routed(), ..product })?;
                 let step = if train { format!("{} and multiply", activation.name()) } else { "multiply".into() };
-                return self.caller(&id("ffn"), &step, &[gated, upped], |_| d);
+                return self.caller(&id(""), &step, &[gated, upped], |_| d);
             }
         }
         Ok(d)
@@ -170,18 +205,18 @@ impl Builder<'_> {
 
     fn routing(
         &mut self,
-        i: usize,
+        (op_id, scoring, renormalized): (String, Scoring, bool),
         logits: &Buffer,
-        (experts, renormalized): (usize, bool),
+        experts: usize,
         [ids, weights]: [&Buffer; 2],
     ) -> Result<(), Error> {
         let (batch, top_k) = (self.options.batch, ids.columns);
-        let routing = Routing::from_logits(batch, experts, top_k, DType::F32);
+        let routing = Routing::from_logits(batch, experts, top_k, DType::F32).scoring(scoring);
         let routing = if renormalized { routing.renormalized() } else { routing };
         let record = self.ctx.explain_routing(&routing)?;
         self.out.uses(&logits.name, logits.kind, logits.bytes()?);
         self.out.uses(&weights.name, weights.kind, weights.bytes()?);
-        let status = format!("blk.{i}.router_status");
+        let status = format!("{op_id}.status");
         self.out.uses(&status, RegionKind::Temporary, ROUTING_STATUS_BYTES);
         let op = PlannedOp {
             shape: Sizes { m: batch, n: experts, k: top_k },
@@ -191,7 +226,8 @@ impl Builder<'_> {
             status: Some(status),
             top_k: Some(top_k),
             renormalized: Some(renormalized),
-            ..op(format!("blk.{i}.routing"), [logits, ids], (Activation::Identity, XPrecision::Exact), &record)?
+            scoring: (scoring != Scoring::Softmax).then(|| scoring.name().to_owned()),
+            ..op(op_id, [logits, ids], (Activation::Identity, XPrecision::Exact), &record)?
         };
         self.out.writers.insert(weights.name.clone(), op.op_id.clone());
         self.push(op, ids, std::slice::from_ref(&logits.name))

@@ -4,6 +4,7 @@ use qgemm_sched::Bound;
 use serde::{Deserialize, Serialize};
 
 use super::operands::{PlannedHeads, PlannedNorm, PlannedOptimizer, PlannedRotation, PlannedSegment};
+use super::recurrent::{PlannedConv, PlannedLinear};
 use crate::record::{DeviceRecord, Dispatch, PrologueRecord, Reduction, RefusalRecord, Sizes, WorkspaceRegion};
 
 /// Schema of an execution plan.
@@ -123,7 +124,7 @@ pub struct PlannedOp {
     /// Phase.
     pub phase: Phase,
     /// Operation: `gather_rows`, `gemm`, `experts`, `routing`, `norm`, `kv_append`,
-    /// `attention` or `sampling`.
+    /// `attention`, `short_conv`, `linear_attention` or `sampling`.
     /// In the backward phase `gradient` (dX), `matmul` (dW) or `optimizer`.
     pub operation: String,
     /// Kernel id.
@@ -139,6 +140,7 @@ pub struct PlannedOp {
     /// - `sampling`: rows of logits, vocabulary, 1.
     /// - `matmul`: output features, input features, tokens.
     /// - `norm`, `optimizer`: rows, columns.
+    /// - `short_conv`, `linear_attention`: tokens, features of the result, columns of X.
     /// - `attention`, `kv_append`: tokens, features of the result (of a
     ///   key), features of queries.
     pub shape: Sizes,
@@ -207,6 +209,12 @@ pub struct PlannedOp {
     /// Heads of a `kv_append` in place, whose X and D are one region.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub rotation: Option<PlannedRotation>,
+    /// Kernel and state of a `short_conv`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub conv: Option<PlannedConv>,
+    /// Heads and state of a `linear_attention`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub linear: Option<PlannedLinear>,
     /// Parameters of an `optimizer`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub optimizer: Option<PlannedOptimizer>,
@@ -218,6 +226,9 @@ pub struct PlannedOp {
     /// Whether a `routing` scales the weights of a token's experts to a sum of 1.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub renormalized: Option<bool>,
+    /// Scoring of a `routing`: `sigmoid`, `sqrt_softplus`. Softmax if absent.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub scoring: Option<String>,
     /// Work partition. Absent for operations without their own kernel.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub dispatch: Option<Dispatch>,
@@ -250,6 +261,9 @@ pub struct PlannedWeight {
     /// Tensors of the model: one, gate and up, or segments that are stacked by rows.
     /// For experts with their own tensors, those of the first.
     pub tensors: Vec<String>,
+    /// Rows of each of the tensors, where not all are those of one in their order.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub rows: Vec<Option<PlannedRows>>,
     /// Format.
     pub format: String,
     /// Packed layout on the device.
@@ -267,6 +281,18 @@ pub struct PlannedWeight {
     pub row_bytes: usize,
     /// Bytes on the device.
     pub bytes: usize,
+}
+
+/// Rows of a tensor: `first..first + count` of every `every` rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct PlannedRows {
+    /// First row of each range.
+    pub first: usize,
+    /// Rows of a range.
+    pub count: usize,
+    /// Rows from one range to the next.
+    pub every: usize,
 }
 
 /// Dependency of an operation.
@@ -366,6 +392,8 @@ pub enum RegionKind {
     Input,
     /// Keys and values of previous steps, persistent.
     KvCache,
+    /// States of recurrent mixers, by slot, persistent.
+    RecurrentState,
     /// Partial sums, counters and converted activations, zeroed before the first operation.
     Workspace,
     /// Weight gradients (training).
@@ -374,4 +402,11 @@ pub enum RegionKind {
     GradientActivation,
     /// Optimizer state (training).
     OptimizerState,
+}
+
+impl RegionKind {
+    /// Whether steps leave its contents to later steps of any plan with the same regions.
+    pub fn is_persistent(self) -> bool {
+        matches!(self, Self::KvCache | Self::RecurrentState)
+    }
 }

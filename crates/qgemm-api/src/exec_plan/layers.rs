@@ -10,8 +10,9 @@ use super::file::{Phase, PlannedOp, RegionKind};
 use super::kv_cache::LayerCache;
 use super::operands::{PlannedHeads, PlannedNorm, PlannedOptimizer, PlannedRotation, STEP_BYTES};
 use super::product::{known, op};
+use super::projections::Input;
 use super::rotary::PlannedRotary;
-use crate::architecture::{LayerTensors, NormTensors};
+use crate::architecture::{AttentionTensors, NormTensors};
 use crate::error::Error;
 use crate::record::Sizes;
 
@@ -62,6 +63,8 @@ impl Builder<'_> {
             normed_dtype: None,
             every: None,
             sum: None,
+            gate: None,
+            groups: None,
         }
     }
 
@@ -74,11 +77,16 @@ impl Builder<'_> {
         }
     }
 
-    /// Adds the attention of a layer: optional head norms,
+    /// Adds the attention of a layer: projections, optional head norms,
     /// rotary embedding, KV-cache append, attention.
-    pub(super) fn attention(&mut self, i: usize, layer: &LayerTensors, qkv: [Buffer; 3]) -> Result<Buffer, Error> {
+    pub(super) fn attention(&mut self, i: usize, layer: &AttentionTensors, input: Input<'_>) -> Result<Buffer, Error> {
         let id = |role: &str| format!("blk.{i}.{role}");
-        let [q, k, v] = qkv;
+        let [q, k, v] = [("q", &layer.q), ("k", &layer.k), ("v", &layer.v)]
+            .map(|(role, matrix)| (role, matrix, self.activation(&id(role), matrix.n)));
+        let gate = layer.gate.as_ref().map(|matrix| ("gate", matrix, self.activation(&id("gate"), matrix.n)));
+        let parts: Vec<_> = std::iter::once(q.clone()).chain(gate.clone()).chain([k.clone(), v.clone()]).collect();
+        self.projections(&id("attn_"), &parts, input)?;
+        let ((_, _, q), (_, _, k), (_, _, v), gate) = (q, k, v, gate.map(|(_, _, gate)| gate));
         let (q, k) = match &layer.head_norms {
             None => (q, k),
             Some([of_q, of_k]) => {
@@ -102,6 +110,7 @@ impl Builder<'_> {
             window: layer.window,
             score_scale: self.network.score_scale,
             sinks: layer.sinks.clone(),
+            gate: gate.as_ref().map(|gate| gate.name.clone()),
             rotary: None,
             rotate_k: false,
             rotate_v: false,
@@ -115,15 +124,16 @@ impl Builder<'_> {
         let described = planned.attention(q.rows, q.dtype, self.options.batch_invariant)?;
         let ctx = self.ctx;
         let record = known(&mut self.planned, format!("{described:?}"), || ctx.explain_attention(&described))?;
-        [&q, &read[0], &read[1]].into_iter().try_for_each(|buffer| self.reads(buffer))?;
+        [&q, &read[0], &read[1]].into_iter().chain(&gate).try_for_each(|buffer| self.reads(buffer))?;
         self.uses_cache(&planned)?;
         let (reads, lengths) = ([q.name.clone(), read[0].name.clone(), read[1].name.clone()], planned.lengths.clone());
+        let of_gate = planned.gate.clone();
         let shape = Sizes { m: q.rows, n: d.columns, k: q.columns };
         let batch_invariant = self.options.batch_invariant;
         let op =
             PlannedOp { shape, batch_invariant, heads: Some(planned), ..op(id("attn"), [&q, &d], PLAIN, &record)? };
-        self.push(op, &d, &reads.into_iter().chain(lengths).collect::<Vec<_>>())?;
-        if self.rotates_cache() {
+        self.push(op, &d, &reads.into_iter().chain(lengths).chain(of_gate).collect::<Vec<_>>())?;
+        if self.rotates_cache() && gate.is_none() {
             self.undo_rotation(id("attn_rotation"), &d)?;
         }
         let kept: Vec<Buffer> = if self.network.pre_norm { read.to_vec() } else { Vec::new() };
@@ -145,7 +155,7 @@ impl Builder<'_> {
     fn append(
         &mut self,
         i: usize,
-        layer: &LayerTensors,
+        layer: &AttentionTensors,
         planned: &mut PlannedHeads,
         q: &Buffer,
         [k, v]: [&Buffer; 2],
@@ -174,8 +184,10 @@ impl Builder<'_> {
             new_v: Some(v.name.clone()),
             score_scale: None,
             sinks: None,
+            gate: None,
             rotate_k: self.rotates_cache(),
-            rotate_v: self.rotates_cache(),
+            // A gate multiplies features before the rotation could be undone.
+            rotate_v: self.rotates_cache() && planned.gate.is_none(),
             ..planned.clone()
         };
         let described = append.append(q.rows, q.dtype)?;

@@ -28,12 +28,12 @@ pub(super) fn reserved(bytes: usize) -> Option<usize> {
 
 /// Places all regions. `None` when the sizes overflow.
 ///
-/// Permanent regions come first: weights, then KV caches, which plans of other batches share. The others follow by start
+/// Permanent regions come first: weights, then KV caches and recurrent states, which plans of other batches share. The others follow by start
 /// of lifetime, longer ones first, each at the lowest free offset.
 pub(super) fn place(mut wanted: Vec<Wanted>) -> Option<MemoryPlan> {
     let order = |w: &Wanted| match w.kind {
         RegionKind::Weight => (0, 0),
-        RegionKind::KvCache => (1, 0),
+        kind if kind.is_persistent() => (1, 0),
         RegionKind::Workspace | RegionKind::Input => (2, 0),
         _ => (3, w.first_op),
     };

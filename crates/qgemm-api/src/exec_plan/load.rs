@@ -8,7 +8,7 @@ use qgemm_hal::Stream;
 
 use super::arena::{PlanArena, Regions};
 use super::check::{OpChecks, check_device, check_memory, check_names};
-use super::file::{EXEC_SCHEMA, ExecPlan, MEMORY_SCHEMA};
+use super::file::{EXEC_SCHEMA, ExecPlan, MEMORY_SCHEMA, PlannedOp};
 use super::mismatch::expect;
 use super::ready::{Kernels, Ready};
 use crate::architecture::{NAMES, fingerprint};
@@ -114,6 +114,18 @@ impl LoadedPlan {
     /// ([`LoadedPlan::arena_beside`] makes enough). The arena is as before then.
     pub fn enter(&self, stream: &Stream, arena: &mut PlanArena) -> Result<(), Error> {
         arena.take_regions(&**self.ctx.device(), stream, &self.regions)
+    }
+
+    /// Fills the recurrent states of a slot with zeros, for a sequence that begins. A state cannot
+    /// be rewound: a sequence that goes back begins again. Nothing happens in a plan without
+    /// such states.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] for a slot that the plan has not; [`Error::NotInPlan`] in the arena of
+    /// another model; a device error.
+    pub fn clear_slot(&self, stream: &Stream, arena: &mut PlanArena, slot: usize) -> Result<(), Error> {
+        let mut states = self.plan.ops.iter().filter_map(PlannedOp::state);
+        states.try_for_each(|state| arena.clear_slot(&**self.ctx.device(), stream, state, slot))
     }
 
     /// Byte range of a mutable region in the memory of an arena

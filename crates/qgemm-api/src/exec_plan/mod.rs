@@ -18,8 +18,10 @@ mod mismatch;
 mod operands;
 mod post_norms;
 mod product;
-mod qkv;
+mod projections;
 mod ready;
+mod recurrent;
+mod recurrent_mixers;
 mod rotary;
 mod run;
 mod sizes;
@@ -29,13 +31,15 @@ mod weights;
 pub use arena::PlanArena;
 pub use build::PlanOptions;
 pub use file::{
-    Barrier, BarrierKind, ExecPlan, MemoryPlan, ModelRecord, Phase, PhaseRange, PlannedOp, PlannedWeight, Region,
-    RegionKind, Runtime, RuntimeMode,
+    Barrier, BarrierKind, ExecPlan, MemoryPlan, ModelRecord, Phase, PhaseRange, PlannedOp, PlannedRows, PlannedWeight,
+    Region, RegionKind, Runtime, RuntimeMode,
 };
 pub use graph::StepGraph;
 pub use load::LoadedPlan;
 pub use operands::{
-    PlannedCache, PlannedHeads, PlannedNorm, PlannedOptimizer, PlannedPages, PlannedRotation, PlannedSegment,
+    PlannedCache, PlannedGate, PlannedHeads, PlannedNorm, PlannedOptimizer, PlannedPages, PlannedRotation,
+    PlannedSegment,
 };
+pub use recurrent::{PlannedConv, PlannedLinear, PlannedState};
 pub use rotary::{PlannedRotary, PlannedScaling, PlannedTables};
 pub use weights::{OpWeights, PlanWeights};

@@ -3,7 +3,7 @@
 
 use qgemm_formats::DType;
 use qgemm_hal::op::sampling::SamplingParameters;
-use qgemm_hal::{NormFunction, NormKind, UpdateRule};
+use qgemm_hal::{GateFunction, NormFunction, NormKind, UpdateRule};
 use serde::{Deserialize, Serialize};
 
 use super::file::PlannedOp;
@@ -50,6 +50,24 @@ pub struct PlannedNorm {
     /// Region of the sum of X and the residual, which is normalized; in the type of X.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub sum: Option<String>,
+    /// Gate of the result, or of X.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub gate: Option<PlannedGate>,
+    /// Groups of adjacent features, each normalized by itself. 1 if absent.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub groups: Option<usize>,
+}
+
+/// Gate of a norm: a function of z multiplies.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct PlannedGate {
+    /// Region of z, with the shape and type of X.
+    pub z: String,
+    /// `silu` or `sigmoid`.
+    pub function: String,
+    /// Whether it multiplies X instead of the result.
+    pub before: bool,
 }
 
 /// Segment of a product's features with an output of its own.
@@ -105,6 +123,9 @@ pub struct PlannedHeads {
     /// Region of the sinks: f32 `[heads]` (`attention`).
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub sinks: Option<String>,
+    /// Region of the output gate, with the shape and type of D (`attention`).
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub gate: Option<String>,
     /// Rotary embedding of queries (in place) and keys (`kv_append`).
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub rotary: Option<PlannedRotary>,
@@ -195,6 +216,15 @@ impl PlannedNorm {
                 norm.residual_row_stride(row_stride as u64).residual_alignment(alignment)
             }
         };
+        let norm = match &self.gate {
+            None => norm,
+            Some(PlannedGate { function, before, .. }) => {
+                let known = GateFunction::ALL.into_iter().find(|known| known.name() == function);
+                let known = known.ok_or_else(|| wrong("norm.gate.function", "silu or sigmoid", function))?;
+                if *before { norm.gate_before(known) } else { norm.gate(known) }
+            }
+        };
+        let norm = self.groups.into_iter().fold(norm, Norm::groups);
         Ok(d.map_or(norm.clone().d_in_place(), |dtype| norm.d_dtype(dtype)))
     }
 
@@ -245,6 +275,7 @@ impl PlannedHeads {
         let attention = if batch_invariant { attention.batch_invariant() } else { attention };
         let attention = if self.causal { attention.causal() } else { attention };
         let attention = if self.sinks.is_some() { attention.sinks() } else { attention };
+        let attention = if self.gate.is_some() { attention.gated() } else { attention };
         let attention = self.score_scale.into_iter().fold(attention, Attention::scale);
         self.attend_to_cache(self.window.into_iter().fold(attention, Attention::window))
     }
@@ -272,7 +303,7 @@ impl PlannedOptimizer {
 }
 
 impl PlannedOp {
-    fn part<'a, T>(&self, part: &'a Option<T>, what: &'static str) -> Result<&'a T, Error> {
+    pub(super) fn part<'a, T>(&self, part: &'a Option<T>, what: &'static str) -> Result<&'a T, Error> {
         part.as_ref().ok_or_else(|| Error::NotInPlan { what, name: self.op_id.clone() })
     }
 
@@ -329,6 +360,10 @@ impl PlannedOp {
             if let (Some(beta), Some(dtype)) = (&of.beta, &of.beta_dtype) {
                 found.push(("norm.beta", beta, values(columns, dtype)?));
             }
+            if let Some(gate) = &of.gate {
+                let count = self.shape.m.checked_mul(columns);
+                found.push(("norm.gate.z", &gate.z, count.map_or(Ok(None), |count| values(count, &self.x_dtype))?));
+            }
             if let Some(sum) = &of.sum {
                 let count = self.shape.m.checked_mul(columns);
                 found.push(("norm.sum", sum, count.map_or(Ok(None), |count| values(count, &self.x_dtype))?));
@@ -354,6 +389,9 @@ impl PlannedOp {
             found.extend(of.new_k.as_deref().map(|name| ("heads.new_k", name, new)));
             found.extend(of.new_v.as_deref().map(|name| ("heads.new_v", name, new)));
             found.extend(of.sinks.as_deref().map(|name| ("heads.sinks", name, of.heads.checked_mul(WORD))));
+            let of_tokens = of.heads.checked_mul(of.head_dim).and_then(|row| row.checked_mul(self.shape.m));
+            let gated = of_tokens.map_or(Ok(None), |n| values(n, &self.x_dtype))?;
+            found.extend(of.gate.as_deref().map(|name| ("heads.gate", name, gated)));
             found.extend(of.lengths.as_deref().map(|name| ("heads.lengths", name, of.sequences.checked_mul(WORD))));
         }
         let of_routing = self.operation == "routing";
@@ -376,6 +414,7 @@ impl PlannedOp {
             ]);
             found.push(("optimizer.step", &of.step, Some(STEP_BYTES)));
         }
+        found.extend(self.recurrent_regions()?);
         Ok(found)
     }
 
@@ -388,6 +427,7 @@ impl PlannedOp {
             gamma: nowhere(),
             beta: None,
             sum: of.sum.map(|_| nowhere()),
+            gate: of.gate.map(|of| PlannedGate { z: nowhere(), ..of }),
             ..of
         });
         let heads = self.heads.clone().map(|of| PlannedHeads {
@@ -395,6 +435,7 @@ impl PlannedOp {
             v: nowhere(),
             lengths: of.lengths.map(|_| nowhere()),
             sinks: of.sinks.map(|_| nowhere()),
+            gate: of.gate.map(|_| nowhere()),
             rotary: of.rotary.map(|of| PlannedRotary {
                 tables: of.tables.map(|_| PlannedTables { factors: nowhere(), cos: nowhere(), sin: nowhere() }),
                 ..of

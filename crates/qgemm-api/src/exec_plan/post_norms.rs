@@ -6,6 +6,7 @@ use super::file::PlannedOp;
 use super::layers::PLAIN;
 use super::operands::PlannedNorm;
 use super::product::{Product, known, op};
+use super::projections::Input;
 use crate::architecture::{LayerTensors, NormTensors};
 use crate::error::Error;
 
@@ -19,7 +20,10 @@ impl Builder<'_> {
         hidden: Hidden,
     ) -> Result<Hidden, Error> {
         let id = |role: &str| format!("blk.{i}.{role}");
-        let [before_attention, before_feed_forward] = &layer.norms;
+        let (Some((before_attention, mixer)), Some((before_feed_forward, part))) = (&layer.mixer, &layer.feed_forward)
+        else {
+            return Err(Error::IncompleteModel { what: format!("layer {i} has one part and norms of two") });
+        };
         let (rows, normed) = match hidden {
             Hidden::Rows(rows) => (rows, None),
             Hidden::Addends(part, rows) => {
@@ -29,15 +33,15 @@ impl Builder<'_> {
                 (sum, Some(x))
             }
         };
-        let qkv = self.qkv(i, layer, &rows, normed)?;
-        let attended = self.attention(i, layer, qkv)?;
-        let part = self.hidden(&id("attn_output"), layer.o.n);
-        self.product(Product::new(id("attn_output"), &layer.o, attended, part.clone()))?;
-        let part = self.norm(id("attn_post_norm"), behind_attention, &part, part.clone())?;
+        let input = normed.as_ref().map_or(Input::Rows(&rows, before_attention), Input::Normed);
+        let (mixed, o) = (self.mixed(i, mixer, input)?, mixer.output());
+        let mixed_d = self.hidden(&id("attn_output"), o.n);
+        self.product(Product::new(id("attn_output"), o, mixed, mixed_d.clone()))?;
+        let mixed = self.norm(id("attn_post_norm"), behind_attention, &mixed_d, mixed_d.clone())?;
         let (sum, x) =
-            (self.hidden(&id("attn_residual"), part.columns), self.activation(&id("ffn_norm"), part.columns));
-        self.norm_of_sum(id("ffn_norm"), before_feed_forward, [&part, &rows], &sum, &x)?;
-        let part = self.feed_forward(i, &layer.feed_forward, None, x, None)?;
+            (self.hidden(&id("attn_residual"), mixed.columns), self.activation(&id("ffn_norm"), mixed.columns));
+        self.norm_of_sum(id("ffn_norm"), before_feed_forward, [&mixed, &rows], &sum, &x)?;
+        let part = self.feed_forward(i, part, None, x, None)?;
         let part = self.norm(id("ffn_post_norm"), behind_feed_forward, &part, part.clone())?;
         Ok(Hidden::Addends(part, sum))
     }

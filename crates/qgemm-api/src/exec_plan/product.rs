@@ -7,11 +7,11 @@ use qgemm_hal::{Activation, XPrecision};
 
 use super::backward::Taped;
 use super::build::{Buffer, Builder};
-use super::file::{Phase, PlannedOp, PlannedWeight, RegionKind};
+use super::file::{Phase, PlannedOp, PlannedRows, PlannedWeight, RegionKind};
 use super::operands::PlannedSegment;
 use super::sizes::{WORD, too_large};
 use super::stated::{Stated, with_segments};
-use crate::architecture::{Matrix, NormTensors};
+use crate::architecture::{Matrix, NormTensors, Rows};
 use crate::context::Context;
 use crate::described::DescribedWeight;
 use crate::error::Error;
@@ -198,9 +198,12 @@ impl Builder<'_> {
         let up = product.up.filter(|up| up.tensor != product.matrix.tensor);
         let tensors = [Some(product.matrix), up].into_iter().flatten();
         let tensors = tensors.chain(product.segments.iter().map(|(matrix, _)| *matrix));
+        let (tensors, rows): (Vec<_>, Vec<_>) = tensors.flat_map(Matrix::sources).unzip();
+        let are_whole = rows.iter().all(Option::is_none);
         let weight = PlannedWeight {
             region: format!("{}.weight", product.op_id),
-            tensors: tensors.map(|matrix| matrix.tensor.clone()).collect(),
+            tensors,
+            rows: if are_whole { Vec::new() } else { rows },
             gated: product.up.is_some(),
             experts: product.routed.as_ref().map(|routed| routed.experts),
             ..planned_weight(&matrix, &described, bytes)
@@ -226,6 +229,7 @@ pub(super) fn planned_weight(matrix: &Matrix, described: &DescribedWeight, bytes
     PlannedWeight {
         region: String::new(),
         tensors: vec![matrix.tensor.clone()],
+        rows: Vec::new(),
         format: matrix.format.name.to_owned(),
         layout: format!("{:?}", described.shape().class),
         gated: false,
@@ -238,6 +242,15 @@ pub(super) fn planned_weight(matrix: &Matrix, described: &DescribedWeight, bytes
 }
 
 impl Matrix {
+    /// Tensors, and the rows of each that are taken one after the other.
+    fn sources(&self) -> Vec<(String, Option<PlannedRows>)> {
+        let of = |&Rows { first, count, every }: &Rows| PlannedRows { first, count, every };
+        match &self.rows[..] {
+            [] => vec![(self.tensor.clone(), None)],
+            rows => rows.iter().map(|rows| (self.tensor.clone(), Some(of(rows)))).collect(),
+        }
+    }
+
     /// Whether two weights can be segments of one product.
     pub(super) fn stacks_on(&self, other: &Self) -> bool {
         let shape = |m: &Self| (m.format, m.k, m.k_order, m.bias.as_ref().map(|(_, dtype)| *dtype));
@@ -325,9 +338,12 @@ pub(super) fn op(
         segments: Vec::new(),
         heads: None,
         rotation: None,
+        conv: None,
+        linear: None,
         optimizer: None,
         top_k: None,
         renormalized: None,
+        scoring: None,
         dispatch: record.dispatch.clone(),
         reduction: record.reduction.clone(),
         prologue: record.prologue.clone(),

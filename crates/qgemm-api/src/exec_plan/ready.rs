@@ -12,11 +12,13 @@ use crate::gather_rows::GatherRowsPlan;
 use crate::gemm::{Candidate, Plan};
 use crate::gradient::GradientPlan;
 use crate::kv_append::KvAppendPlan;
+use crate::linear_attention::LinearAttentionPlan;
 use crate::matmul::MatmulPlan;
 use crate::norm::NormPlan;
 use crate::optimizer::OptimizerPlan;
 use crate::routing::RoutingPlan;
 use crate::sampling::SamplingPlan;
+use crate::short_conv::ShortConvPlan;
 
 /// Kernels of an operation, once they are ready. Alike operations share them.
 #[derive(Debug)]
@@ -37,6 +39,8 @@ pub(super) enum Ready {
     Norm(NormPlan),
     KvAppend(KvAppendPlan),
     Attention(AttentionPlan),
+    ShortConv(ShortConvPlan),
+    LinearAttention(LinearAttentionPlan),
     Optimizer(OptimizerPlan),
     GatherRows(GatherRowsPlan),
     Sampling(SamplingPlan),
@@ -79,10 +83,14 @@ impl Kernels {
                 Ok(Ready::GatherRows(ctx.plan_gather_rows(&op.as_gather_rows(&checks.weight(weight)?)?)?))
             }
             ("matmul", _) => Ok(Ready::Matmul(ctx.plan_matmul(&op.as_matmul()?)?)),
-            ("routing", _) => Ok(Ready::Routing(ctx.plan_routing(&op.as_routing())?)),
+            ("routing", _) => Ok(Ready::Routing(ctx.plan_routing(&op.as_routing()?)?)),
             ("norm", _) => Ok(Ready::Norm(ctx.plan_norm(&op.as_norm()?)?)),
             ("kv_append", _) => Ok(Ready::KvAppend(ctx.plan_kv_append(&op.as_kv_append()?)?)),
             ("attention", _) => Ok(Ready::Attention(ctx.plan_attention(&op.as_attention()?)?)),
+            ("short_conv", _) => Ok(Ready::ShortConv(ctx.plan_short_conv(&op.as_short_conv()?)?)),
+            ("linear_attention", _) => {
+                Ok(Ready::LinearAttention(ctx.plan_linear_attention(&op.as_linear_attention()?)?))
+            }
             ("sampling", _) => Ok(Ready::Sampling(ctx.plan_sampling(&op.as_sampling())?)),
             ("optimizer", _) => Ok(Ready::Optimizer(ctx.plan_optimizer(&op.as_optimizer()?)?)),
             _ => Err(Error::NotInPlan { what: "kernel", name: op.op_id.clone() }),

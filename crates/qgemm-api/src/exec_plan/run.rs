@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use qgemm_formats::DType;
 use qgemm_hal::{BufferMut, Stream};
 
 use super::arena::{PlanArena, RunMemory};
@@ -16,11 +17,13 @@ use crate::gather_rows::{GatherRowsArgs, GatherRowsPlan};
 use crate::gemm::{Args, Plan};
 use crate::gradient::{GradientInputs, GradientPlan, GradientWeight};
 use crate::kv_append::{KvAppendArgs, KvAppendPlan};
+use crate::linear_attention::{LinearAttentionArgs, LinearAttentionPlan};
 use crate::matmul::{MatmulArgs, MatmulPlan};
 use crate::norm::{NormArgs, NormPlan};
 use crate::optimizer::{OptimizerArgs, OptimizerPlan};
 use crate::routing::{RoutingArgs, RoutingPlan};
 use crate::sampling::{SamplingArgs, SamplingPlan};
+use crate::short_conv::{ShortConvArgs, ShortConvPlan};
 use crate::weight::Weight;
 
 impl LoadedPlan {
@@ -165,6 +168,8 @@ impl LoadedPlan {
             Ready::Norm(plan) => run.norm(plan),
             Ready::KvAppend(plan) => run.kv_append(plan),
             Ready::Attention(plan) => run.attention(plan),
+            Ready::ShortConv(plan) => run.short_conv(plan),
+            Ready::LinearAttention(plan) => run.linear_attention(plan),
             Ready::Optimizer(plan) => run.optimizer(plan),
             Ready::GatherRows(plan) => run.gather_rows(plan),
             Ready::Sampling(plan) => run.sampling(plan),
@@ -270,12 +275,13 @@ impl OpRun<'_, '_> {
         let x = if is_in_place { 0..0 } else { regions.range(&op.x)? };
         let first = op.of_norm()?.first_byte(op.shape.n, op.x_dtype.parse()?);
         let last_rows = |range: Range<usize>| range.start + first.min(range.len())..range.end;
-        let sum = op.of_norm()?.sum.as_deref();
-        let read = [last_rows(x), last_rows(regions.optional(op.residual.as_deref())?)];
-        let ([x, residual], [d, sums]) = self.memory.parts(read, [regions.range(&op.d)?, regions.optional(sum)?])?;
+        let (sum, gate) = (op.of_norm()?.sum.as_deref(), op.of_norm()?.gate.as_ref().map(|gate| gate.z.as_str()));
+        let read = [last_rows(x), last_rows(regions.optional(op.residual.as_deref())?), regions.optional(gate)?];
+        let ([x, residual, z], [d, sums]) = self.memory.parts(read, [regions.range(&op.d)?, regions.optional(sum)?])?;
         let mut args = NormArgs::in_place(d).gamma(gamma);
         args.x = (!is_in_place).then_some(x);
         args.beta = weights.beta;
+        args.gate = gate.map(|_| z);
         if sum.is_some() {
             (args.residual, args.sum) = (Some(residual), Some(sums));
         }
@@ -324,16 +330,59 @@ impl OpRun<'_, '_> {
             regions.optional(table)?,
             regions.optional(k_scales)?,
             regions.optional(v_scales)?,
+            regions.optional(heads.gate.as_deref())?,
         ];
         let write = [regions.range(&op.d)?, regions.workspace(plan.workspace_bytes())?];
-        let ([q, k, v, lengths, pages, of_k, of_v], [d, workspace]) = self.memory.parts(read, write)?;
+        let ([q, k, v, lengths, pages, of_k, of_v, gate], [d, workspace]) = self.memory.parts(read, write)?;
         let mut args = AttentionArgs::new(q, k, v, d);
         args.kv_lengths = heads.lengths.is_some().then_some(lengths);
         args.block_table = table.is_some().then_some(pages);
         (args.k_scales, args.v_scales) = (k_scales.map(|_| of_k), v_scales.map(|_| of_v));
         (args.k_factors, args.v_factors) = (self.weights.kv_factors, self.weights.kv_factors);
         args.sinks = self.weights.sinks;
+        args.gate = heads.gate.is_some().then_some(gate);
         plan.run_within(self.stream, args, Some(workspace))
+    }
+
+    fn short_conv(&mut self, plan: &ShortConvPlan) -> Result<(), Error> {
+        let (op, of, regions, weights) = (self.op, self.op.of_conv()?, self.memory.regions, self.weights);
+        let at = |first: Option<usize>| first.map_or(Ok(0..0), |first| self.columns(first));
+        let read = [at(Some(of.first))?, at(of.input_gate)?, at(of.output_gate)?, regions.range(&of.state.indices)?];
+        let write = [regions.range(&op.d)?, regions.range(&of.state.region)?];
+        let ([x, input_gate, output_gate, slots], [d, state]) = self.memory.parts(read, write)?;
+        let kernel = weights.conv.ok_or_else(|| missing("kernel", op))?;
+        let mut args = ShortConvArgs::new(x, kernel, d).state(state).slots(slots);
+        args.bias = weights.bias;
+        args.input_gate = of.input_gate.map(|_| input_gate);
+        args.output_gate = of.output_gate.map(|_| output_gate);
+        plan.run(self.stream, args)
+    }
+
+    fn linear_attention(&mut self, plan: &LinearAttentionPlan) -> Result<(), Error> {
+        let (op, of, regions, weights) = (self.op, self.op.of_linear()?, self.memory.regions, self.weights);
+        let read = [
+            self.columns(of.q)?,
+            self.columns(of.k)?,
+            self.columns(of.v)?,
+            regions.range(&of.step)?,
+            regions.optional(of.beta.as_deref())?,
+            regions.range(&of.state.indices)?,
+        ];
+        let workspace = regions.workspace(plan.workspace_bytes())?;
+        let write = [regions.range(&of.state.region)?, regions.range(&op.d)?, workspace];
+        let ([q, k, v, step, beta, slots], [states, d, workspace]) = self.memory.parts(read, write)?;
+        let [a_log, dt_bias] = weights.decay.ok_or_else(|| missing("decay", op))?;
+        let mut args = LinearAttentionArgs::new(q, k, v, states, d).made_decay(step, a_log, dt_bias).slots(slots);
+        args.beta = of.beta.as_ref().map(|_| beta);
+        args.skip = weights.skip;
+        plan.run_within(self.stream, args, Some(workspace))
+    }
+
+    /// Bytes of X from a column on.
+    fn columns(&self, first: usize) -> Result<Range<usize>, Error> {
+        let (range, dtype) = (self.memory.regions.range(&self.op.x)?, self.op.x_dtype.parse::<DType>()?);
+        let start = range.start.saturating_add(first.saturating_mul(dtype.bytes()));
+        Ok(start.min(range.end)..range.end)
     }
 
     fn optimizer(&mut self, plan: &OptimizerPlan) -> Result<(), Error> {

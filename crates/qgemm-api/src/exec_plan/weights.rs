@@ -4,12 +4,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use qgemm_formats::model::Model;
-use qgemm_formats::{DType, Format, HostWeight};
+use qgemm_formats::{DType, Format, FormatError, HostWeight};
 use qgemm_hal::{Buffer, BufferRef};
 
-use super::file::{PlannedOp, PlannedWeight};
+use super::file::{PlannedOp, PlannedRows, PlannedWeight};
 use super::load::LoadedPlan;
 use super::operands::PlannedHeads;
+use super::recurrent::PlannedLinear;
 use super::rotary::{PlannedRotary, PlannedTables};
 use crate::context::Context;
 use crate::error::Error;
@@ -37,6 +38,12 @@ pub struct OpWeights<'a> {
     pub beta: Option<BufferRef<'a>>,
     /// Sinks of the query heads, in f32.
     pub sinks: Option<BufferRef<'a>>,
+    /// Kernel of a short convolution, in f32.
+    pub conv: Option<BufferRef<'a>>,
+    /// Logarithms of decay rates and biases of the time step of linear attention, in f32.
+    pub decay: Option<[BufferRef<'a>; 2]>,
+    /// Factors of values in the result of linear attention, in f32.
+    pub skip: Option<BufferRef<'a>>,
     /// Factors of the KV heads of an E4M3 cache, in f32.
     pub kv_factors: Option<BufferRef<'a>>,
     /// Tables of cosines and sines of a rotary embedding with factors of pairs.
@@ -53,6 +60,10 @@ impl<'a> OpWeights<'a> {
         beta: BufferRef,
         /// With the sinks of the query heads.
         sinks: BufferRef,
+        /// With the kernel of a short convolution.
+        conv: BufferRef,
+        /// With the factors of values in the result of linear attention.
+        skip: BufferRef,
         /// With the factors of the KV heads of an E4M3 cache.
         kv_factors: BufferRef,
     }
@@ -119,6 +130,12 @@ impl LoadedPlan {
             if let Some(sinks) = op.heads.as_ref().and_then(|heads| heads.sinks.as_ref()) {
                 hold(sinks, &|| upload(&self.ctx, &model.dense(sinks)?.to_f32(), DType::F32))?;
             }
+            for tensor in op.plain_tensors() {
+                hold(tensor, &|| upload(&self.ctx, &model.dense(tensor)?.to_f32(), DType::F32))?;
+            }
+            if let Some(PlannedLinear { a_log, is_rate, .. }) = &op.linear {
+                hold(a_log, &|| upload(&self.ctx, &rates(&model.dense(a_log)?.to_f32(), *is_rate), DType::F32))?;
+            }
             if let Some((heads, region)) = op.heads.as_ref().and_then(|heads| Some((heads, heads.factors()?))) {
                 // A plan's caches are not calibrated.
                 hold(region, &|| Ok(Held::Values(self.ctx.upload(&vec![1.0f32; heads.kv_heads])?)))?;
@@ -167,10 +184,13 @@ impl PlanWeights {
         OpWeights {
             weight,
             experts,
-            bias: values(op.bias.as_ref()),
+            bias: values(op.bias.as_ref().or(op.conv.as_ref().and_then(|conv| conv.bias.as_ref()))),
             gamma: values(gamma),
             beta: values(beta),
             sinks: values(op.heads.as_ref().and_then(|heads| heads.sinks.as_ref())),
+            conv: values(op.conv.as_ref().map(|conv| &conv.weight)),
+            decay: op.linear.as_ref().and_then(|of| Some([values(Some(&of.a_log))?, values(Some(&of.dt_bias))?])),
+            skip: values(op.linear.as_ref().and_then(|of| of.skip.as_ref())),
             kv_factors: values(kv_factors),
             cos_and_sin: op.tables().and_then(|(t, ..)| Some([values(Some(&t.cos))?, values(Some(&t.sin))?])),
         }
@@ -178,6 +198,12 @@ impl PlanWeights {
 }
 
 impl PlannedOp {
+    /// Tensors that are loaded as they are, in f32.
+    fn plain_tensors(&self) -> impl Iterator<Item = &String> {
+        let conv = self.conv.iter().flat_map(|of| std::iter::once(&of.weight).chain(&of.bias));
+        conv.chain(self.linear.iter().flat_map(|of| std::iter::once(&of.dt_bias).chain(&of.skip)))
+    }
+
     /// Tables of angles, their rotary embedding and positions.
     fn tables(&self) -> Option<(&PlannedTables, &PlannedRotary, usize)> {
         let heads = self.heads.as_ref()?;
@@ -198,7 +224,14 @@ fn load_weight(ctx: &Context, model: &Model, weight: &PlannedWeight) -> Result<H
         };
         return Ok(Held::Experts(ctx.load_experts(&experts)?));
     }
-    let mut parts = names.iter().map(|name| model.weight(name)).collect::<Result<Vec<_>, _>>()?;
+    let part = |(place, name): (usize, &String)| {
+        let whole = whole_weight(model, name)?;
+        match weight.rows.get(place).copied().flatten() {
+            Some(rows) => some_rows(&whole, rows).ok_or_else(wrong)?.map_err(Error::from),
+            None => Ok(whole),
+        }
+    };
+    let mut parts = names.iter().enumerate().map(part).collect::<Result<Vec<_>, _>>()?;
     if let ([gate, up], true) = (&parts[..], weight.gated)
         && gate.format() != up.format()
     {
@@ -215,6 +248,33 @@ fn load_weight(ctx: &Context, model: &Model, weight: &PlannedWeight) -> Result<H
     Ok(Held::Weight(loaded))
 }
 
+/// A weight; a vector is one of one row.
+fn whole_weight(model: &Model, name: &str) -> Result<HostWeight, Error> {
+    match model.info(name)?.shape[..] {
+        [k] => {
+            let vector = model.dense(name)?;
+            Ok(quantize(&vector.to_f32(), 1, k, vector.dtype.name().parse()?)?.0)
+        }
+        _ => Ok(model.weight(name)?),
+    }
+}
+
+/// Ranges of rows of a weight. None if they are not ranges.
+fn some_rows(weight: &HostWeight, rows: PlannedRows) -> Option<Result<HostWeight, FormatError>> {
+    let PlannedRows { first, count, every } = rows;
+    let is_whole = first.checked_add(count).is_some_and(|end| end <= every);
+    if !is_whole || every == 0 || !weight.n().is_multiple_of(every) {
+        return None;
+    }
+    let ranges = (0..weight.n()).step_by(every).flat_map(|at| at + first..at + first + count);
+    Some(weight.select_rows(&ranges.map(|row| row as u32).collect::<Vec<_>>()))
+}
+
+/// Logarithms of decay rates, from negative rates where a tensor has these.
+fn rates(values: &[f32], is_rate: bool) -> Vec<f32> {
+    if is_rate { values.iter().map(|rate| (-rate).ln()).collect() } else { values.to_vec() }
+}
+
 /// The weight in another format.
 fn in_format(weight: &HostWeight, format: Format) -> Result<HostWeight, Error> {
     Ok(quantize(&weight.dequantize()?, weight.n(), weight.k(), format)?.0)
@@ -225,7 +285,9 @@ fn in_format(weight: &HostWeight, format: Format) -> Result<HostWeight, Error> {
 fn of_experts(model: &Model, weight: &PlannedWeight, tensor: &str) -> String {
     let is_stack = model.info(tensor).is_ok_and(|info| info.shape.len() > 2);
     match tensor.rsplit_once(".0.") {
-        Some((before, after)) if weight.experts.is_some() && !is_stack => format!("{before}.{{}}.{after}"),
+        Some((before, after)) if weight.experts.is_some_and(|experts| experts > 1) && !is_stack => {
+            format!("{before}.{{}}.{after}")
+        }
         _ => tensor.to_owned(),
     }
 }

@@ -2,7 +2,9 @@
 //! validation into a [`CheckedLinearAttention`].
 
 use qgemm_formats::DType;
-use qgemm_hal::op::linear_attention::{CheckedDecay, DIM_STEP, DecayPer, DecaySource, MOST_DIM};
+use qgemm_hal::op::linear_attention::{
+    BetaSource, CheckedBeta, CheckedDecay, DIM_STEP, DecayPer, DecaySource, KeyHeadOrder, MOST_DIM,
+};
 use qgemm_hal::{CheckedLinearAttention, HeadRows};
 
 use crate::attention::{HeadsOf, Keys, MOST_HEADS, Queries, addressing, check_count};
@@ -106,6 +108,7 @@ pub struct LinearAttention {
     dtype: DType,
     heads: usize,
     key_heads: usize,
+    key_head_order: KeyHeadOrder,
     qk_dim: usize,
     v_dim: usize,
     queries: Queries,
@@ -115,7 +118,7 @@ pub struct LinearAttention {
     decay: Option<Decay>,
     decay_stride: Option<u64>,
     delta: bool,
-    beta: bool,
+    beta: Option<BetaSource>,
     beta_stride: Option<u64>,
     skip: bool,
     norm_epsilon: Option<f32>,
@@ -144,6 +147,7 @@ impl LinearAttention {
             dtype,
             heads,
             key_heads: heads,
+            key_head_order: KeyHeadOrder::Grouped,
             qk_dim: head_dim,
             v_dim: head_dim,
             queries,
@@ -153,7 +157,7 @@ impl LinearAttention {
             decay: None,
             decay_stride: None,
             delta: true,
-            beta: false,
+            beta: None,
             beta_stride: None,
             skip: false,
             norm_epsilon: None,
@@ -175,6 +179,13 @@ impl LinearAttention {
     /// share them in adjacent groups (Mamba-2: groups of B and C).
     pub fn key_heads(mut self, heads: usize) -> Self {
         self.key_heads = heads;
+        self
+    }
+
+    /// Value head `h` has key head `h % key_heads`, as in GGUF files of
+    /// Qwen3.5. By default adjacent heads share one.
+    pub fn tiled_key_heads(mut self) -> Self {
+        self.key_head_order = KeyHeadOrder::Tiled;
         self
     }
 
@@ -207,7 +218,20 @@ impl LinearAttention {
     /// Takes β, f32 `[tokens, heads]`
     /// ([`LinearAttentionArgs::beta`](crate::LinearAttentionArgs::beta)).
     pub fn beta(mut self) -> Self {
-        self.beta = true;
+        self.beta = Some(BetaSource::Given);
+        self
+    }
+
+    /// β is the sigmoid of what [`beta`](Self::beta) takes.
+    pub fn beta_logits(mut self) -> Self {
+        self.beta = Some(BetaSource::Sigmoid);
+        self
+    }
+
+    /// β is Mamba-2's time step, `softplus(a + dt_bias)` of a
+    /// [`Decay::softplus`] a head. A run takes no β.
+    pub fn time_step_beta(mut self) -> Self {
+        self.beta = Some(BetaSource::TimeStep);
         self
     }
 
@@ -363,6 +387,7 @@ impl LinearAttention {
             queries: addressing.queries,
             heads,
             key_heads,
+            key_head_order: self.key_head_order,
             qk_dim,
             v_dim,
             dtype: self.dtype,
@@ -372,7 +397,7 @@ impl LinearAttention {
             d: self.of_tokens("d", [tokens, heads, v_dim], self.d)?,
             decay: self.decay.map(|decay| self.check_decay(decay, tokens)).transpose()?,
             delta: self.delta,
-            beta: self.beta.then(|| token_stride("beta", tokens, heads, DType::F32, self.beta_stride)).transpose()?,
+            beta: self.beta.map(|source| self.check_beta(source, tokens)).transpose()?,
             skip: self.skip,
             norm_epsilon: self.norm_epsilon,
             scale,
@@ -401,6 +426,16 @@ impl LinearAttention {
         let checked = CheckedDecay { per, source, token_stride: 0 };
         let token_stride = token_stride("decay", tokens, columns, checked.dtype(), self.decay_stride)?;
         Ok(CheckedDecay { token_stride, ..checked })
+    }
+
+    fn check_beta(&self, source: BetaSource, tokens: usize) -> Result<CheckedBeta, Error> {
+        let is_step = self.decay.is_some_and(|decay| decay.per == DecayPer::Head && decay.source != DecaySource::Log);
+        let token_stride = match source {
+            BetaSource::TimeStep if !is_step => return Err(Error::NoTimeStep),
+            BetaSource::TimeStep => 0,
+            _ => token_stride("beta", tokens, self.heads, DType::F32, self.beta_stride)?,
+        };
+        Ok(CheckedBeta { source, token_stride })
     }
 
     /// Elements between slots.

@@ -190,7 +190,11 @@ impl Bound for CheckedLinearAttention {
                 let of_head = if per_feature { self.qk_dim } else { 1 };
                 optional("dt_bias", numbers(self.heads * of_head), is_made)
             }
-            O::Beta => optional("beta", of_tokens(self.beta.unwrap_or(0), self.heads, DType::F32), "beta is given"),
+            O::Beta => optional(
+                "beta",
+                of_tokens(self.beta.map_or(0, |beta| beta.token_stride), self.heads, DType::F32),
+                "beta is given",
+            ),
             O::Skip => optional("skip", numbers(self.heads), "values are added to the results"),
             O::States => {
                 let state = self.heads * self.state_len();
@@ -224,7 +228,19 @@ impl LinearAttentionPlan {
     /// When an operand is missing, too short, misaligned, unexpected
     /// or on another device; or on a device error. Nothing is written
     /// then.
-    pub fn run(&self, stream: &Stream, args: LinearAttentionArgs<'_>) -> Result<(), Error> {
+    pub fn run(&self, stream: &Stream, mut args: LinearAttentionArgs<'_>) -> Result<(), Error> {
+        let workspace = args.workspace.take().map(Workspace::view);
+        self.run_within(stream, args, workspace)
+    }
+
+    /// [`LinearAttentionPlan::run`] with a workspace inside another
+    /// buffer, instead of the one in `args`.
+    pub(crate) fn run_within(
+        &self,
+        stream: &Stream,
+        args: LinearAttentionArgs<'_>,
+        workspace: Option<BufferMut<'_>>,
+    ) -> Result<(), Error> {
         use LinearAttentionOperand as O;
         let mut run = self.start(stream)?;
         run.read(O::Q, args.q)?;
@@ -244,7 +260,7 @@ impl LinearAttentionPlan {
         optional.into_iter().try_for_each(|(operand, view)| run.read(operand, view))?;
         run.write(O::States, args.states)?;
         run.write(O::D, args.d)?;
-        run.workspace(args.workspace.map(Workspace::view))?;
+        run.workspace(workspace)?;
         run.launch(stream)
     }
 }

@@ -127,7 +127,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS)
     const u32 lanes = p.shape.row_lanes, cta_rows = ROWS * QG_THREADS / lanes, cta = cta_index().x;
     const u32 slice = cta % p.shape.slices, of_sequence = cta / p.shape.slices;
     const u32 head = of_sequence % p.shape.heads, sequence = of_sequence / p.shape.heads;
-    const Place place = {head, head / p.shape.group, slice * cta_rows, lanes, thread_index() % lanes, cta_rows};
+    const u32 key_head = key_head_of(p.shape, head);
+    const Place place = {head, key_head, slice * cta_rows, lanes, thread_index() % lanes, cta_rows};
     const Chunk chunk = Chunk::of(p, place);
     const bool from_zero = p.shape.flags & QG_FLAG_FROM_ZERO;
     griddepcontrol_launch_dependents();

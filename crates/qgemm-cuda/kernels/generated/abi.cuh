@@ -568,7 +568,7 @@ struct LinearAttentionShape {
     u32 slices;  // CTAs that share the values of a head.
     u32 row_lanes;  // Lanes that share a row of the state: a power of two.
     u32 chunk;  // Tokens in shared memory at a time.
-    u32 flags;  // `FLAG_` constants: `X_ALIGNED16` (of queries, keys and values), `DELTA`, `DECAY_FEATURES`, `L2_NORM`, `FROM_ZERO`.
+    u32 flags;  // `FLAG_` constants: `X_ALIGNED16` (of queries, keys and values), `DELTA`, `DECAY_FEATURES`, `L2_NORM`, `FROM_ZERO`, `SIGMOID`, `TIME_STEP`, `TILED_HEADS`.
     u32 a_dtype;  // Element type of `a`.
     float scale;  // Scale of the queries.
     float epsilon;  // Epsilon of the L2 norm.
@@ -1054,6 +1054,8 @@ constexpr u32 QG_FLAG_DELTA = 524288;
 constexpr u32 QG_FLAG_DECAY_FEATURES = 1048576;
 constexpr u32 QG_FLAG_L2_NORM = 2097152;
 constexpr u32 QG_FLAG_FROM_ZERO = 4194304;
+constexpr u32 QG_FLAG_TIME_STEP = 8388608;
+constexpr u32 QG_FLAG_TILED_HEADS = 16777216;
 constexpr u32 QG_FLAG_CENTERED = 524288;
 constexpr u32 QG_FLAG_GAMMA = 1048576;
 constexpr u32 QG_FLAG_BETA = 2097152;

@@ -42,7 +42,7 @@ struct Segment {
         const LinearAttentionShape& shape = p.attention.shape;
         Segment segment;
         segment.head = sequence_and_head % shape.heads, segment.sequence = sequence_and_head / shape.heads;
-        segment.key_head = segment.head / shape.group;
+        segment.key_head = key_head_of(shape, segment.head);
         const Tokens tokens = Tokens::of(p.attention, segment.sequence);
         const u32 left = beyond(tokens.count, p.chunks.first);
         segment.first = tokens.first + p.chunks.first;

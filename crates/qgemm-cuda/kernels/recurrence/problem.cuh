@@ -46,14 +46,21 @@ QG_DEVICE float exp_f32(float x) {
     return x > 0.0f ? 1.0f / exp_nonpositive(-x) : exp_nonpositive(x);
 }
 
+// Given log-decay of a token, or `a`.
+QG_DEVICE float given_decay_of(const LinearAttentionParams& p, u32 token, u32 index) {
+    return load_dense(p.shape.a_dtype, p.at.decay, token * p.at.decay_token + index);
+}
+
+// Time step: softplus(a + dt_bias).
+QG_DEVICE float time_step_of(const LinearAttentionParams& p, u32 token, u32 index) {
+    return softplus(given_decay_of(p, token, index) + bits_to_f32(index_at(p.at.dt_bias, index)));
+}
+
 // Log-decay `index` of a token, of the head's parameters, at most 0.
 // NaN stays NaN.
 QG_DEVICE float log_decay_of(const LinearAttentionParams& p, u32 token, u32 head, u32 index) {
-    float g = load_dense(p.shape.a_dtype, p.at.decay, token * p.at.decay_token + index);
-    if (p.at.a_log) {
-        const float rate = exp_f32(bits_to_f32(index_at(p.at.a_log, head)));
-        g = -rate * softplus(g + bits_to_f32(index_at(p.at.dt_bias, index)));
-    }
+    const float g = p.at.a_log ? -exp_f32(bits_to_f32(index_at(p.at.a_log, head))) * time_step_of(p, token, index)
+                               : given_decay_of(p, token, index);
     return g > 0.0f ? 0.0f : g;
 }
 
@@ -62,6 +69,15 @@ QG_DEVICE float decay_of_log(float g) {
     return g != g ? g : exp_nonpositive(g);
 }
 
+// Factor of a head's update.
 QG_DEVICE float beta_of(const LinearAttentionParams& p, u32 token, u32 head) {
-    return p.at.beta ? bits_to_f32(index_at(p.at.beta, token * p.at.beta_token + head)) : 1.0f;
+    if (p.shape.flags & QG_FLAG_TIME_STEP) return time_step_of(p, token, head);
+    if (!p.at.beta) return 1.0f;
+    const float beta = bits_to_f32(index_at(p.at.beta, token * p.at.beta_token + head));
+    return p.shape.flags & QG_FLAG_SIGMOID ? sigmoid(beta) : beta;
+}
+
+// Key head of a value head.
+QG_DEVICE u32 key_head_of(const LinearAttentionShape& shape, u32 head) {
+    return shape.flags & QG_FLAG_TILED_HEADS ? head % (shape.heads / shape.group) : head / shape.group;
 }

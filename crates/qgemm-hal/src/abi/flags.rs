@@ -38,6 +38,7 @@ pub const FLAG_ROW_IN_SHARED: u32 = 8192;
 
 /// [`RoutingShape::flags`]: scores are the sigmoid of the logits; with neither this flag nor
 /// `SQRT_SOFTPLUS` their softmax. [`NormShape::flags`]: the gate's activation is the sigmoid.
+/// [`LinearAttentionShape::flags`]: β is the sigmoid of its operand.
 pub const FLAG_SIGMOID: u32 = 1 << 14;
 /// [`RoutingShape::flags`]: weights are divided by their sum.
 pub const FLAG_RENORMALIZE: u32 = 1 << 15;
@@ -105,6 +106,10 @@ pub const FLAG_DECAY_FEATURES: u32 = 1 << 20;
 pub const FLAG_L2_NORM: u32 = 1 << 21;
 /// [`LinearAttentionShape::flags`]: states begin as zero.
 pub const FLAG_FROM_ZERO: u32 = 1 << 22;
+/// [`LinearAttentionShape::flags`]: β is the time step, `softplus(a + dt_bias)`.
+pub const FLAG_TIME_STEP: u32 = 1 << 23;
+/// [`LinearAttentionShape::flags`]: value head `h` has key head `h % key_heads`.
+pub const FLAG_TILED_HEADS: u32 = 1 << 24;
 
 /// [`NormShape::flags`]: the row mean is subtracted (LayerNorm).
 pub const FLAG_CENTERED: u32 = 1 << 19;
@@ -183,6 +188,8 @@ pub const FLAGS: &[(&str, u32)] = &[
     ("DECAY_FEATURES", FLAG_DECAY_FEATURES),
     ("L2_NORM", FLAG_L2_NORM),
     ("FROM_ZERO", FLAG_FROM_ZERO),
+    ("TIME_STEP", FLAG_TIME_STEP),
+    ("TILED_HEADS", FLAG_TILED_HEADS),
     ("CENTERED", FLAG_CENTERED),
     ("GAMMA", FLAG_GAMMA),
     ("BETA", FLAG_BETA),

@@ -30,7 +30,8 @@ abi_struct! {
         pub chunk: u32,
         /// `FLAG_` constants: `X_ALIGNED16` (of queries, keys and
         /// values), `DELTA`, `DECAY_FEATURES`,
-        /// `L2_NORM`, `FROM_ZERO`.
+        /// `L2_NORM`, `FROM_ZERO`, `SIGMOID`,
+        /// `TIME_STEP`, `TILED_HEADS`.
         pub flags: u32,
         /// Element type of `a`.
         pub a_dtype: u32,

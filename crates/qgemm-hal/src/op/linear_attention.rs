@@ -60,9 +60,39 @@ impl CheckedDecay {
     }
 }
 
+/// Source of β.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BetaSource {
+    /// Given.
+    Given,
+    /// Sigmoid of the operand.
+    Sigmoid,
+    /// Time step of Mamba-2: `softplus(a + dt_bias)` of the decay,
+    /// without an operand of its own.
+    TimeStep,
+}
+
+/// Factor β of the update.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CheckedBeta {
+    /// Source of β.
+    pub source: BetaSource,
+    /// Token stride of the operand, in elements.
+    pub token_stride: u64,
+}
+
+/// Key head of each value head `h`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KeyHeadOrder {
+    /// `h · key_heads / heads`.
+    Grouped,
+    /// `h % key_heads`.
+    Tiled,
+}
+
 /// Linear attention; validated by the API. A head of values has a
-/// state S of `v_dim × qk_dim`. For each token, with key head
-/// `h · key_heads / heads` of value head `h`:
+/// state S of `v_dim × qk_dim`. For each token, with the key head of
+/// [`KeyHeadOrder`]:
 ///
 /// ```text
 /// S ← S diag(α)                      α = exp(min(g, 0))
@@ -90,6 +120,8 @@ pub struct CheckedLinearAttention {
     pub heads: usize,
     /// Heads of queries and keys; a divisor of `heads`.
     pub key_heads: usize,
+    /// Key head of each value head.
+    pub key_head_order: KeyHeadOrder,
     /// Features of a query and a key: a multiple of [`DIM_STEP`]
     /// up to [`MOST_DIM`].
     pub qk_dim: usize,
@@ -109,8 +141,8 @@ pub struct CheckedLinearAttention {
     pub decay: Option<CheckedDecay>,
     /// Whether there is a delta term.
     pub delta: bool,
-    /// Token stride of β; `None` for β = 1.
-    pub beta: Option<u64>,
+    /// β; `None` for β = 1.
+    pub beta: Option<CheckedBeta>,
     /// Whether a multiple of V is added to D.
     pub skip: bool,
     /// Epsilon of the L2 norm of queries and keys:
@@ -155,7 +187,7 @@ operands! {
         ALog: "the logarithms of the decay rates" Read,
         /// Summand of `a`: f32 `[heads]` or `[heads, qk_dim]`.
         DtBias: "the time step bias" Read,
-        /// β: f32 `[tokens, heads]`.
+        /// β, or what its sigmoid makes β: f32 `[tokens, heads]`.
         Beta: "beta" Read,
         /// Factor of V in D: f32 `[heads]`.
         Skip: "the skip factors" Read,
@@ -252,6 +284,19 @@ impl CheckedLinearAttention {
         }
     }
 
+    /// Whether β has an operand.
+    pub fn reads_beta(&self) -> bool {
+        self.beta.is_some_and(|beta| beta.source != BetaSource::TimeStep)
+    }
+
+    /// Key head of a value head.
+    pub fn key_head(&self, head: usize) -> usize {
+        match self.key_head_order {
+            KeyHeadOrder::Grouped => head / (self.heads / self.key_heads),
+            KeyHeadOrder::Tiled => head % self.key_heads,
+        }
+    }
+
     /// Elements of a state.
     pub fn state_len(&self) -> usize {
         self.v_dim * self.qk_dim
@@ -280,7 +325,7 @@ impl Eq for CheckedLinearAttention {}
 impl Hash for CheckedLinearAttention {
     fn hash<H: Hasher>(&self, state: &mut H) {
         (self.sequences, self.tokens, self.queries, self.dtype).hash(state);
-        (self.heads, self.key_heads, self.qk_dim, self.v_dim).hash(state);
+        (self.heads, self.key_heads, self.key_head_order, self.qk_dim, self.v_dim).hash(state);
         (self.q, self.k, self.v, self.d).hash(state);
         (self.decay, self.delta, self.beta, self.skip).hash(state);
         (self.scale.to_bits(), self.norm_epsilon.map(f32::to_bits)).hash(state);
@@ -305,7 +350,7 @@ impl Operation for CheckedLinearAttention {
             (self.decay.is_some(), O::Decay),
             (is_made, O::ALog),
             (is_made, O::DtBias),
-            (self.beta.is_some(), O::Beta),
+            (self.reads_beta(), O::Beta),
             (self.skip, O::Skip),
             (true, O::States),
             (matches!(self.queries, QueryLengths::Offsets { .. }), O::QOffsets),
@@ -321,7 +366,7 @@ impl Operation for CheckedLinearAttention {
         let (width, heads) = (self.dtype.bytes(), self.heads);
         let rows = 2 * (self.key_heads * self.qk_dim + heads * self.v_dim) * width;
         let decays = self.token_decays() * self.decay.map_or(0, |decay| decay.dtype().bytes());
-        let beta = if self.beta.is_some() { heads * DType::F32.bytes() } else { 0 };
+        let beta = if self.reads_beta() { heads * DType::F32.bytes() } else { 0 };
         let passes = if self.from_zero { 1 } else { 2 };
         let state = passes * heads * self.state_len() * DType::F32.bytes();
         self.tokens as f64 * (rows + decays + beta) as f64 + self.sequences as f64 * state as f64
@@ -406,6 +451,7 @@ mod tests {
             queries: QueryLengths::Each(2),
             heads: 4,
             key_heads: 2,
+            key_head_order: KeyHeadOrder::Grouped,
             qk_dim: 64,
             v_dim: 64,
             dtype: DType::BF16,
@@ -415,7 +461,7 @@ mod tests {
             d: rows(4),
             decay: Some(CheckedDecay { per: DecayPer::Head, source: DecaySource::Log, token_stride: 4 }),
             delta: true,
-            beta: Some(4),
+            beta: Some(CheckedBeta { source: BetaSource::Given, token_stride: 4 }),
             skip: false,
             norm_epsilon: None,
             scale: 1.0,
@@ -439,6 +485,13 @@ mod tests {
         assert!(made.operands().starts_with(&[O::Q, O::K, O::V, O::Decay, O::ALog, O::DtBias, O::Beta]));
         assert_eq!((op.token_decays(), made.token_decays()), (4, 256));
         assert_eq!(made.macs(), op.macs() * 2.0 / 3.0);
+        let step = CheckedBeta { source: BetaSource::TimeStep, token_stride: 0 };
+        assert!(!CheckedLinearAttention { beta: Some(step), ..op }.operands().contains(&O::Beta));
+        let tiled = CheckedLinearAttention { key_head_order: KeyHeadOrder::Tiled, ..op };
+        assert_eq!(
+            [0, 1, 2, 3].map(|head| (op.key_head(head), tiled.key_head(head))),
+            [(0, 0), (0, 1), (1, 0), (1, 1)]
+        );
         assert!(CheckedLinearAttention { tokens: 0, ..op }.is_nothing() && !op.is_nothing());
     }
 }

@@ -198,12 +198,17 @@ pub fn write_gguf(folder: &Path, recipe: &Recipe) -> PathBuf {
     };
     let mut header = GgufHeader::new();
     metadata(&mut header, recipe);
-    let all = tensors(recipe);
-    for tensor in &all {
+    write_tensors(&path, header, &tensors(recipe), format);
+    path
+}
+
+/// Writes a GGUF file of these tensors.
+pub fn write_tensors(path: &Path, mut header: GgufHeader, all: &[Tensor], format: impl Fn(&Tensor) -> Format) {
+    for tensor in all {
         header.tensor(&tensor.name, &tensor.shape, format(tensor)).expect("it fits");
     }
-    let mut writer = header.write(fs::File::create(&path).expect("writable")).expect("writable");
-    for tensor in &all {
+    let mut writer = header.write(fs::File::create(path).expect("writable")).expect("writable");
+    for tensor in all {
         match tensor.shape[..] {
             [.., k] if tensor.shape.len() > 1 => {
                 let n = tensor.values.len() / k;
@@ -214,7 +219,6 @@ pub fn write_gguf(folder: &Path, recipe: &Recipe) -> PathBuf {
         }
     }
     writer.finish().expect("complete");
-    path
 }
 
 fn metadata(header: &mut GgufHeader, recipe: &Recipe) {
@@ -243,6 +247,12 @@ fn metadata(header: &mut GgufHeader, recipe: &Recipe) {
         add(&format!("{architecture}.attention.sliding_window"), (WINDOW as u32).into());
         add(&format!("{architecture}.attention.sliding_window_pattern"), (every as u32).into());
     }
+    add_tokenizer(header);
+}
+
+/// Adds the tokenizer and the chat template.
+pub fn add_tokenizer(header: &mut GgufHeader) {
+    let mut add = |key: &str, value: GgufValue| header.metadata(key, value).expect("a new key");
     let strings = |items: Vec<String>| GgufValue::Array(GgufArray::Strings(items));
     add("tokenizer.ggml.model", "gpt2".into());
     add("tokenizer.ggml.pre", "smollm".into());
@@ -286,6 +296,11 @@ pub fn write_safetensors(folder: &Path, recipe: &Recipe) {
         config["use_sliding_window"] = true.into();
         config["max_window_layers"] = first.into();
     }
+    write_config(folder, &config);
+}
+
+/// Writes the configuration of a checkpoint and its tokenizer.
+pub fn write_config(folder: &Path, config: &serde_json::Value) {
     fs::write(folder.join("config.json"), config.to_string()).expect("writable");
     fs::write(folder.join("tokenizer.json"), tokenizer_json().to_string()).expect("writable");
     let tokenizer_config = serde_json::json!({ "eos_token": { "content": "<|im_end|>" }, "chat_template": TEMPLATE });

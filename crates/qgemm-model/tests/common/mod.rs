@@ -5,6 +5,8 @@
 pub mod checkpoint;
 pub mod encoder;
 pub mod fp4_experts;
+pub mod hybrid;
+pub mod hybrid_reference;
 pub mod reference;
 
 use std::collections::BTreeMap;

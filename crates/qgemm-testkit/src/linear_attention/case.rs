@@ -3,7 +3,7 @@
 use std::fmt;
 
 use qgemm_formats::DType;
-use qgemm_hal::op::linear_attention::{DecayPer, DecaySource};
+use qgemm_hal::op::linear_attention::{BetaSource, DecayPer, DecaySource};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -44,8 +44,10 @@ pub struct LinearAttentionCase {
     pub decay: Option<(DecayPer, DecaySource)>,
     /// Whether there is a delta term.
     pub delta: bool,
-    /// Whether beta is given.
-    pub beta: bool,
+    /// Source of beta; `None` for 1.
+    pub beta: Option<BetaSource>,
+    /// Whether value head `h` has key head `h % key_heads`.
+    pub tiled: bool,
     /// Whether V is added to D.
     pub skip: bool,
     /// Whether queries and keys are normalized by the operation.
@@ -89,7 +91,8 @@ impl LinearAttentionCase {
             dtype: DType::F32,
             decay: Some((DecayPer::Head, DecaySource::Log)),
             delta: true,
-            beta: true,
+            beta: Some(BetaSource::Given),
+            tiled: false,
             skip: false,
             norm: true,
             gates: LinearAttentionGates::Usual,
@@ -234,6 +237,7 @@ impl LinearAttentionCase {
     pub(super) fn betas(&self) -> Vec<f32> {
         let mut rng = self.rng(8);
         let of = |_| match self.gates {
+            _ if self.beta == Some(BetaSource::Sigmoid) => rng.random_range(-6.0f32..6.0),
             LinearAttentionGates::Whole => pick(&mut rng, &[0.0, 1.0, 2.0]),
             _ => rng.random_range(0.0f32..1.0),
         };
@@ -272,7 +276,10 @@ impl fmt::Display for LinearAttentionCase {
         write!(f, "{lengths}{more} tokens of {heads}/{key_heads}x{qk_dim}/{v_dim} {dtype} {decay} {gates:?}")?;
         let flags = [
             (!self.delta, "no-delta"),
-            (!self.beta, "no-beta"),
+            (self.beta.is_none(), "no-beta"),
+            (self.beta == Some(BetaSource::Sigmoid), "beta-logits"),
+            (self.beta == Some(BetaSource::TimeStep), "time-step"),
+            (self.tiled, "tiled"),
             (self.skip, "skip"),
             (!self.norm, "no-norm"),
             (self.ragged, "ragged"),

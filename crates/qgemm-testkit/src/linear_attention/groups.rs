@@ -2,7 +2,7 @@
 //! and random ones.
 
 use qgemm_formats::DType;
-use qgemm_hal::op::linear_attention::{DecayPer, DecaySource};
+use qgemm_hal::op::linear_attention::{BetaSource, DecayPer, DecaySource};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -13,7 +13,11 @@ use crate::suite::{Cases, group};
 /// All groups.
 pub(super) const GROUPS: &[Cases<Case>] = &[
     group("linear_attention_sizes", "head dimensions from 16 to 256, heads that share keys, one token to 70", sizes),
-    group("linear_attention_forms", "delta rule, KDA, Mamba-2, every type, decays made of activations", forms),
+    group(
+        "linear_attention_forms",
+        "delta rule, KDA, Mamba-2, every type, decays and betas made of activations",
+        forms,
+    ),
     group("linear_attention_gates", "betas 0, 1 and 2, decays of 0, -inf, NaN, subnormals, states that last", gates),
     group("linear_attention_sequences", "ragged sequences, slots, zero states, advances and pending tokens", sequences),
     group("linear_attention_layouts", "strides of tokens, heads, gates and slots, offsets", layouts),
@@ -66,17 +70,19 @@ fn forms() -> Vec<Case> {
         [
             case.clone(),
             Case { decay: None, ..case.clone() },
-            Case { decay: None, beta: false, norm: false, ..case.clone() },
+            Case { decay: None, beta: None, norm: false, ..case.clone() },
             Case { skip: true, ..case.clone() },
             case.clone().made(dtype),
             case.clone().made(other),
             kda.clone(),
-            Case { norm: false, beta: false, ..kda.clone() },
+            Case { norm: false, beta: None, ..kda.clone() },
             kda.clone().made(dtype),
             mamba.clone(),
-            mamba.clone().made(DType::F32),
+            Case { beta: Some(BetaSource::TimeStep), ..mamba.clone().made(DType::F32) },
+            Case { beta: Some(BetaSource::TimeStep), ..case.clone().made(other) },
+            Case { beta: Some(BetaSource::Sigmoid), tiled: true, ..case.clone() },
             Case { delta: false, ..kda },
-            Case { decay: None, beta: false, ..mamba },
+            Case { decay: None, beta: None, ..mamba },
         ]
     };
     (1..).zip(DType::ALL).flat_map(of_dtype).collect()
@@ -162,7 +168,7 @@ fn chunks() -> Vec<Case> {
     let case = base(51, 200, (64, 48));
     let forms = [
         Case { decay: None, ..case.clone() },
-        Case { decay: None, beta: false, norm: false, ..case.clone() },
+        Case { decay: None, beta: None, norm: false, ..case.clone() },
         Case { skip: true, from_zero: true, ..case.clone() },
         Case { heads: (6, 3), offset: 1, gap: 1, d_gap: 3, ..case.clone() },
         Case { slots: (4, true), ..case.clone() },
@@ -193,6 +199,17 @@ fn long() -> Vec<Case> {
     ]
 }
 
+/// A source of beta that suits the decay.
+fn beta(rng: &mut StdRng, decay: Option<(DecayPer, DecaySource)>) -> Option<BetaSource> {
+    let has_step = matches!(decay, Some((DecayPer::Head, DecaySource::Softplus(_))));
+    match rng.random_range(0..10) {
+        0..3 => None,
+        3..5 => Some(BetaSource::Sigmoid),
+        5..7 if has_step => Some(BetaSource::TimeStep),
+        _ => Some(BetaSource::Given),
+    }
+}
+
 /// The random case of a seed.
 pub(super) fn random_case(seed: u64) -> Case {
     let mut rng = StdRng::seed_from_u64(seed ^ 0x11ea_5eed_0000_0000);
@@ -214,7 +231,8 @@ pub(super) fn random_case(seed: u64) -> Case {
         dtype: pick(rng, &DType::ALL),
         decay,
         delta: rng.random_bool(0.7),
-        beta: rng.random_bool(0.7),
+        beta: beta(rng, decay),
+        tiled: rng.random_bool(0.2),
         skip: rng.random_bool(0.4),
         norm: rng.random_bool(0.6),
         gates,

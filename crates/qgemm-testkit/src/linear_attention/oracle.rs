@@ -1,6 +1,6 @@
 //! The oracle of `linear_attention`: the recurrence in f64.
 
-use qgemm_hal::op::linear_attention::DecaySource;
+use qgemm_hal::op::linear_attention::{BetaSource, DecaySource};
 
 use super::case::LinearAttentionCase;
 use crate::expected::Expected;
@@ -120,7 +120,8 @@ fn zeros(count: usize) -> Expected {
 /// One token of a head: results with their magnitude.
 fn step(case: &LinearAttentionCase, inputs: &Inputs, token: usize, head: usize, state: &mut State) -> Vec<(f64, f64)> {
     let ((heads, key_heads), (qk_dim, v_dim)) = (case.heads, case.dims);
-    let key_row = (token * key_heads + head * key_heads / heads) * qk_dim;
+    let key_head = if case.tiled { head % key_heads } else { head * key_heads / heads };
+    let key_row = (token * key_heads + key_head) * qk_dim;
     let row = token * heads + head;
     let normalized = |rows: &[f32]| -> Vec<f64> {
         let row: Vec<f64> = rows[key_row..key_row + qk_dim].iter().map(|&x| x.into()).collect();
@@ -130,7 +131,7 @@ fn step(case: &LinearAttentionCase, inputs: &Inputs, token: usize, head: usize, 
     };
     let (q, k) = (normalized(&inputs.q), normalized(&inputs.k));
     let decays = decays(case, inputs, token, head);
-    let beta = if case.beta { f64::from(inputs.betas[row]) } else { 1.0 };
+    let beta = beta(case, inputs, row, head);
     let scale = f64::from(SCALE);
     let of_value = |i: usize| {
         let of_row = i * qk_dim..(i + 1) * qk_dim;
@@ -158,6 +159,25 @@ fn step(case: &LinearAttentionCase, inputs: &Inputs, token: usize, head: usize, 
     (0..v_dim).map(of_value).collect()
 }
 
+/// Factor of a head's update.
+fn beta(case: &LinearAttentionCase, inputs: &Inputs, row: usize, head: usize) -> f64 {
+    let given = || f64::from(inputs.betas[row]);
+    match case.beta {
+        None => 1.0,
+        Some(BetaSource::Given) => given(),
+        Some(BetaSource::Sigmoid) => 1.0 / (1.0 + (-given()).exp()),
+        // Decays are one a head.
+        Some(BetaSource::TimeStep) => {
+            softplus(f64::from(inputs.decays[row]) + f64::from(inputs.decay_parameters[1][head]))
+        }
+    }
+}
+
+/// ln(1 + exp(x)).
+fn softplus(x: f64) -> f64 {
+    x.max(0.0) + (-x.abs()).exp().ln_1p()
+}
+
 /// Decays of a head.
 fn decays(case: &LinearAttentionCase, inputs: &Inputs, token: usize, head: usize) -> Vec<f64> {
     let columns = case.head_decays();
@@ -169,8 +189,7 @@ fn decays(case: &LinearAttentionCase, inputs: &Inputs, token: usize, head: usize
         let g = match source {
             DecaySource::Log => given,
             DecaySource::Softplus(_) => {
-                let x = given + f64::from(dt_bias[head * columns + column]);
-                -f64::from(a_log[head]).exp() * (x.max(0.0) + (-x.abs()).exp().ln_1p())
+                -f64::from(a_log[head]).exp() * softplus(given + f64::from(dt_bias[head * columns + column]))
             }
         };
         g.exp()
@@ -185,7 +204,7 @@ mod tests {
     #[test]
     fn a_repeated_key_replaces_its_value() {
         // One head of one key feature that matters: β = 1 keeps the last value.
-        let case = LinearAttentionCase { beta: false, decay: None, ..LinearAttentionCase::new(&[3], (1, 1), (16, 16)) };
+        let case = LinearAttentionCase { beta: None, decay: None, ..LinearAttentionCase::new(&[3], (1, 1), (16, 16)) };
         let mut inputs = Inputs::of(&case);
         let mut key = [0.0; 16];
         key[5] = 2.0;

@@ -4,7 +4,7 @@ use qgemm_api::{
     Context, Decay, DeviceKind, Error, LinearAttention, LinearAttentionArgs, LinearAttentionPlan, Queries,
 };
 use qgemm_formats::DType;
-use qgemm_hal::op::linear_attention::{DecayPer, DecaySource};
+use qgemm_hal::op::linear_attention::{BetaSource, DecayPer, DecaySource};
 
 use super::case::LinearAttentionCase;
 use super::oracle::{Attended, EPSILON, Inputs, SCALE, attend};
@@ -124,13 +124,16 @@ fn problem(case: &LinearAttentionCase, stored: &Stored) -> LinearAttention {
         };
         attention = attention.decay(decay).decay_stride(stored.decay.row_stride() as u64);
     }
-    if case.beta {
+    if case.beta.is_some() {
         attention = attention.beta().beta_stride(stored.beta.row_stride() as u64);
     }
     if let Some(bytes) = case.max_workspace {
         attention = attention.max_workspace(bytes);
     }
-    let choices: [(bool, Setter); 8] = [
+    let choices: [(bool, Setter); 11] = [
+        (case.beta == Some(BetaSource::Sigmoid), LinearAttention::beta_logits),
+        (case.beta == Some(BetaSource::TimeStep), LinearAttention::time_step_beta),
+        (case.tiled, LinearAttention::tiled_key_heads),
         (!case.delta, LinearAttention::without_delta),
         (case.skip, LinearAttention::skip),
         (case.norm, |attention| attention.normalized(EPSILON)),
@@ -176,7 +179,7 @@ fn run_on(
             args = args.made_decay(decay.slice(stored.decay.range())?, &a_log, &dt_bias);
         }
     }
-    args.beta = if case.beta { Some(beta.slice(stored.beta.range())?) } else { None };
+    args.beta = if plan.op().reads_beta() { Some(beta.slice(stored.beta.range())?) } else { None };
     args.skip = case.skip.then(|| (&skip).into());
     args.q_offsets = case.ragged.then(|| (&offsets).into());
     args.slots = case.slots.1.then(|| (&slots).into());

@@ -6,7 +6,7 @@ use std::sync::{Arc, LazyLock};
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::DType;
 use qgemm_hal::abi::dtype_code;
-use qgemm_hal::op::linear_attention::{DecayPer, LinearAttentionStep};
+use qgemm_hal::op::linear_attention::{BetaSource, DecayPer, KeyHeadOrder, LinearAttentionStep};
 use qgemm_hal::{
     CheckedLinearAttention, Device, DeviceInfo, Families, Family, Geometry, HalError, HeadRows, Kernel, LaunchSequence,
     LaunchStep, LinearAttentionConfig, LinearAttentionOperand, LinearAttentionPlan, Operand, Operands, Operation,
@@ -117,6 +117,7 @@ fn extents(op: &CheckedLinearAttention) -> [(LinearAttentionOperand, usize, DTyp
     let of_tokens =
         |stride: Option<u64>, columns: usize| stride.map_or(0, |stride| (op.tokens - 1) * stride as usize + columns);
     let decay = op.decay.map(|decay| decay.token_stride);
+    let beta = op.beta.filter(|_| op.reads_beta()).map(|beta| beta.token_stride);
     let states = match op.slots {
         0 => 0,
         slots => (slots - 1) * op.slot_stride as usize + op.heads * op.state_len(),
@@ -127,7 +128,7 @@ fn extents(op: &CheckedLinearAttention) -> [(LinearAttentionOperand, usize, DTyp
         (O::V, span(op, &op.v, op.heads, op.v_dim), op.dtype),
         (O::D, span(op, &op.d, op.heads, op.v_dim), op.dtype),
         (O::Decay, of_tokens(decay, op.token_decays()), op.decay.map_or(DType::F32, |decay| decay.dtype())),
-        (O::Beta, of_tokens(op.beta, op.heads), DType::F32),
+        (O::Beta, of_tokens(beta, op.heads), DType::F32),
         (O::States, states, DType::F32),
     ]
 }
@@ -252,14 +253,18 @@ fn shader(op: &CheckedLinearAttention, which: LinearAttentionStep) -> Shader {
         ("D_TOKEN", stride(op.tokens, op.d.token_stride)),
         ("D_HEAD", stride(op.heads, op.d.head_stride)),
         ("DECAY_TOKEN", op.decay.map_or(0, |decay| stride(op.tokens, decay.token_stride))),
-        ("BETA_TOKEN", stride(op.tokens, op.beta.unwrap_or(0))),
+        ("BETA_TOKEN", stride(op.tokens, op.beta.map_or(0, |beta| beta.token_stride))),
+        ("KEY_HEADS", op.key_heads as u32),
         ("SLOT_STRIDE", stride(op.slots, op.slot_stride)),
     ]);
     choices.extend([
         ("DECAY", op.decay.is_some()),
         ("FEATURES", per_feature),
         ("DELTA", op.delta),
-        ("BETA", op.beta.is_some()),
+        ("BETA", op.reads_beta()),
+        ("SIGMOID", op.beta.is_some_and(|beta| beta.source == BetaSource::Sigmoid)),
+        ("TIME_STEP", op.beta.is_some_and(|beta| beta.source == BetaSource::TimeStep)),
+        ("TILED_HEADS", op.key_head_order == KeyHeadOrder::Tiled),
         ("NORM", op.norm_epsilon.is_some()),
         ("FROM_ZERO", op.from_zero),
     ]);
@@ -358,7 +363,7 @@ impl Kernel for StepKernel {
 /// test that all shaders are valid.
 #[cfg(test)]
 pub(crate) fn all_shaders() -> Vec<Shader> {
-    use qgemm_hal::op::linear_attention::{CheckedDecay, DecaySource};
+    use qgemm_hal::op::linear_attention::{CheckedBeta, CheckedDecay, DecaySource};
     let rows = |heads: u64| HeadRows { token_stride: heads * 48, head_stride: 48, aligned: true };
     let decay = CheckedDecay { per: DecayPer::Feature, source: DecaySource::Softplus(DType::BF16), token_stride: 144 };
     let all = CheckedLinearAttention {
@@ -367,6 +372,7 @@ pub(crate) fn all_shaders() -> Vec<Shader> {
         queries: QueryLengths::Offsets { most: 5 },
         heads: 3,
         key_heads: 1,
+        key_head_order: KeyHeadOrder::Grouped,
         qk_dim: 48,
         v_dim: 48,
         dtype: DType::F16,
@@ -376,7 +382,7 @@ pub(crate) fn all_shaders() -> Vec<Shader> {
         d: rows(3),
         decay: Some(decay),
         delta: true,
-        beta: Some(3),
+        beta: Some(CheckedBeta { source: BetaSource::Given, token_stride: 3 }),
         skip: true,
         norm_epsilon: Some(1e-6),
         scale: 0.5,
@@ -403,6 +409,15 @@ pub(crate) fn all_shaders() -> Vec<Shader> {
         dtype: DType::F32,
         ..all
     };
+    let per_head = CheckedDecay { per: DecayPer::Head, token_stride: 3, ..decay };
+    let of_mamba = CheckedLinearAttention {
+        decay: Some(per_head),
+        delta: false,
+        beta: Some(CheckedBeta { source: BetaSource::TimeStep, token_stride: 0 }),
+        ..all
+    };
+    let sigmoid = CheckedBeta { source: BetaSource::Sigmoid, token_stride: 3 };
+    let tiled = CheckedLinearAttention { beta: Some(sigmoid), key_head_order: KeyHeadOrder::Tiled, ..all };
     let steps = [LinearAttentionStep::Gather, LinearAttentionStep::Recur];
-    [all, none].iter().flat_map(|op| steps.map(|which| shader(op, which))).collect()
+    [all, none, of_mamba, tiled].iter().flat_map(|op| steps.map(|which| shader(op, which))).collect()
 }

@@ -52,6 +52,21 @@ impl<'a> Decays<'a> {
         }
         out.iter_mut().for_each(|g| *g = factor(*g));
     }
+
+    /// Time step of a head: `softplus(a + dt_bias)`. 1 if the log-decay
+    /// is given.
+    pub(super) fn time_step(&self, simd: &Simd, token: usize, head: usize) -> f32 {
+        let Some([_, dt_bias]) = self.made else { return 1.0 };
+        let first = (token * self.token_stride + head) * self.dtype.bytes();
+        let mut a = [0.0];
+        simd.to_f32(self.dtype, &self.bytes[first..], &mut a);
+        softplus(a[0] + dt_bias[head])
+    }
+}
+
+/// Logistic function.
+pub(super) fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
 }
 
 /// exp(min(g, 0)); NaN stays NaN.

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use qgemm_formats::DType;
-use qgemm_hal::op::linear_attention::{DIM_STEP, LinearAttentionStep};
+use qgemm_hal::op::linear_attention::{BetaSource, CheckedBeta, DIM_STEP, LinearAttentionStep};
 use qgemm_hal::{
     Addressing, CheckedLinearAttention, Dense, Device, DeviceId, DeviceInfo, Families, Family, Geometry, HalError,
     HeadRows, HostMemory, HostStream, Kernel, KvAddressing, LaunchSequence, LaunchStep, LinearAttentionConfig,
@@ -24,7 +24,7 @@ use crate::pool::{Pool, Scratch};
 use crate::processor::Processor;
 use crate::simd::{Recurrence, Simd};
 use crate::source_hash::SOURCE_HASH;
-use gates::Decays;
+use gates::{Decays, sigmoid};
 
 /// Multiply-adds below which only the calling thread works, because
 /// waking others takes longer.
@@ -189,11 +189,19 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// β of a token's heads.
+/// Operand of β.
 #[derive(Clone, Copy)]
 struct Beta<'a> {
     values: &'a [f32],
     token_stride: usize,
+    is_logit: bool,
+}
+
+impl Beta<'_> {
+    fn of(&self, token: usize, head: usize) -> f32 {
+        let value = self.values[token * self.token_stride + head];
+        if self.is_logit { sigmoid(value) } else { value }
+    }
 }
 
 /// An operation with bound operands.
@@ -233,12 +241,12 @@ impl<'a> Job<'a> {
         let v = Rows::new(op, operands, O::V, op.v, [heads, v_dim])?;
         let decays = Decays::new(op, operands)?;
         let beta = match op.beta {
-            Some(stride) => {
-                let token_stride = stride as usize;
+            Some(CheckedBeta { source, token_stride }) if op.reads_beta() => {
+                let token_stride = token_stride as usize;
                 let values = read(operands, O::Beta, (tokens - 1) * token_stride + heads)?;
-                Some(Beta { values, token_stride })
+                Some(Beta { values, token_stride, is_logit: source == BetaSource::Sigmoid })
             }
-            None => None,
+            _ => None,
         };
         let skip = if op.skip { Some(read(operands, O::Skip, heads)?) } else { None };
         let slots = if op.slot_indices { Some(read(operands, O::Slots, sequences)?) } else { None };
@@ -347,7 +355,7 @@ impl<'a> Job<'a> {
                 decays.of(self.simd, token, part.head, decay);
                 forget(decay, state, dim);
             }
-            let beta = self.beta.map_or(1.0, |beta| beta.values[token * beta.token_stride + part.head]);
+            let beta = self.beta(token, part.head);
             let token_part = Recurrence { q, k, decay, qk, beta, delta: op.delta };
             self.simd.recur(&token_part, values, state, out);
             if place < pending {
@@ -362,11 +370,20 @@ impl<'a> Job<'a> {
         }
     }
 
+    /// Factor of a head's update.
+    fn beta(&self, token: usize, head: usize) -> f32 {
+        match (&self.beta, &self.decays, self.op.beta) {
+            (Some(beta), ..) => beta.of(token, head),
+            (None, Some(decays), Some(_)) => decays.time_step(self.simd, token, head),
+            _ => 1.0,
+        }
+    }
+
     /// Loads the scaled query and the key of a head; returns their
     /// product.
     fn query_and_key(&self, token: usize, head: usize, q: &mut [f32], k: &mut [f32]) -> f32 {
         let (op, dim) = (self.op, self.op.qk_dim);
-        let key_head = head / (op.heads / op.key_heads);
+        let key_head = op.key_head(head);
         self.q.load(self.simd, token, key_head, 0, q);
         self.k.load(self.simd, token, key_head, 0, k);
         let dot = |a: &[f32], b: &[f32]| {

@@ -8,7 +8,7 @@ use std::mem::size_of;
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_hal::abi::{self, LinearAttentionPointers, LinearAttentionShape, dtype_code};
-use qgemm_hal::op::linear_attention::DecayPer;
+use qgemm_hal::op::linear_attention::{BetaSource, DecayPer, KeyHeadOrder};
 use qgemm_hal::{
     CheckedLinearAttention, DeviceInfo, Families, HalError, LaunchSequence, LinearAttentionOperand,
     LinearAttentionPlan, Operands, Variant,
@@ -72,6 +72,9 @@ impl LinearAttentionParams {
             (abi::FLAG_DECAY_FEATURES, op.decay.is_some_and(|decay| decay.per == DecayPer::Feature)),
             (abi::FLAG_L2_NORM, op.norm_epsilon.is_some()),
             (abi::FLAG_FROM_ZERO, op.from_zero),
+            (abi::FLAG_SIGMOID, op.beta.is_some_and(|beta| beta.source == BetaSource::Sigmoid)),
+            (abi::FLAG_TIME_STEP, op.beta.is_some_and(|beta| beta.source == BetaSource::TimeStep)),
+            (abi::FLAG_TILED_HEADS, op.key_head_order == KeyHeadOrder::Tiled),
         ];
         let shape = LinearAttentionShape {
             tokens: op.tokens as u32,
@@ -97,7 +100,7 @@ impl LinearAttentionParams {
             d_token: op.d.token_stride,
             d_head: op.d.head_stride,
             decay_token: op.decay.map_or(0, |decay| decay.token_stride),
-            beta_token: op.beta.unwrap_or(0),
+            beta_token: op.beta.map_or(0, |beta| beta.token_stride),
             slot_stride: op.slot_stride,
             ..LinearAttentionPointers::default()
         };
@@ -152,6 +155,7 @@ mod tests {
             queries: QueryLengths::Each(2),
             heads: 1,
             key_heads: 1,
+            key_head_order: KeyHeadOrder::Grouped,
             qk_dim,
             v_dim: 128,
             dtype: DType::F16,

@@ -1,0 +1,254 @@
+//! Plan-file records of recurrent mixers: short convolution, linear attention, their states.
+
+use qgemm_formats::DType;
+use serde::{Deserialize, Serialize};
+
+use super::file::PlannedOp;
+use super::mismatch::wrong;
+use super::sizes::{NamedRegion, WORD};
+use crate::attention::Queries;
+use crate::error::Error;
+use crate::linear_attention::{Decay, LinearAttention};
+use crate::operand::WIDE_ACCESS;
+use crate::short_conv::ShortConv;
+
+/// States of recurrent mixers: a slot for each sequence, found by an index.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct PlannedState {
+    /// Region of the states.
+    pub region: String,
+    /// Slots.
+    pub slots: usize,
+    /// Region of the slot of each sequence: i32.
+    pub indices: String,
+}
+
+/// Short convolution of some columns of X (`short_conv`).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct PlannedConv {
+    /// Sequences, with equal shares of the tokens.
+    pub sequences: usize,
+    /// Taps of the kernel.
+    pub width: usize,
+    /// First column of the input.
+    pub first: usize,
+    /// First column of the gate of the input.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub input_gate: Option<usize>,
+    /// First column of the gate of the result.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub output_gate: Option<usize>,
+    /// Whether SiLU follows.
+    pub silu: bool,
+    /// Region and tensor of the kernel: f32 `[channels, width]`.
+    pub weight: String,
+    /// Region and tensor of the bias: f32 `[channels]`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub bias: Option<String>,
+    /// Last inputs of each slot.
+    pub state: PlannedState,
+}
+
+/// Linear attention of the columns of X (`linear_attention`).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct PlannedLinear {
+    /// Sequences, with equal shares of the tokens.
+    pub sequences: usize,
+    /// Heads of values.
+    pub heads: usize,
+    /// Heads of queries and keys.
+    pub key_heads: usize,
+    /// Whether value head `h` has key head `h % key_heads`.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub tiled: bool,
+    /// Features of a key.
+    pub key_dim: usize,
+    /// Features of a value.
+    pub v_dim: usize,
+    /// First column of queries.
+    pub q: usize,
+    /// First column of keys.
+    pub k: usize,
+    /// First column of values.
+    pub v: usize,
+    /// Whether there is a delta term.
+    pub delta: bool,
+    /// Epsilon of the L2 norm of queries and keys, if they have one.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub normalized: Option<f32>,
+    /// Scale of queries. The root of `1 / key_dim` if absent.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub scale: Option<f32>,
+    /// Region of the summands of the time step: f32 `[tokens, heads]`.
+    pub step: String,
+    /// Region of what the sigmoid makes β: f32 `[tokens, heads]`. β is the time step if absent.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub beta: Option<String>,
+    /// Region and tensor of the logarithms of the decay rates: f32 `[heads]`.
+    pub a_log: String,
+    /// Whether the tensor has the negative rates instead.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub is_rate: bool,
+    /// Region and tensor of the bias of the time step: f32 `[heads]`.
+    pub dt_bias: String,
+    /// Region and tensor of the factors of values in the result: f32 `[heads]`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub skip: Option<String>,
+    /// State of each slot: f32 `[heads, v_dim, key_dim]`.
+    pub state: PlannedState,
+}
+
+impl PlannedConv {
+    /// Problem of `tokens` tokens with `channels` of `columns` columns.
+    pub(super) fn describe(&self, [tokens, channels, columns]: [usize; 3], dtype: DType) -> ShortConv {
+        let each = tokens.checked_div(self.sequences).unwrap_or(0);
+        let conv = ShortConv::new(dtype, channels, self.width, Queries::each(self.sequences, each));
+        let firsts = [Some(self.first), self.input_gate, self.output_gate].into_iter().flatten();
+        let conv = conv.x_row_stride(columns as u64).alignment(alignment(firsts, dtype)).state(self.state.slots);
+        let conv = if self.silu { conv.silu() } else { conv };
+        let conv = if self.bias.is_some() { conv.bias() } else { conv };
+        let conv = self.input_gate.iter().fold(conv, |conv, _| conv.input_gate_row_stride(columns as u64));
+        self.output_gate.iter().fold(conv, |conv, _| conv.output_gate_row_stride(columns as u64))
+    }
+
+    /// Bytes of the state; `None` on overflow.
+    pub(super) fn state_bytes(&self, channels: usize, dtype: DType) -> Option<usize> {
+        let rows = self.state.slots.checked_mul(self.width.saturating_sub(1))?;
+        rows.checked_mul(channels)?.checked_mul(dtype.bytes())
+    }
+}
+
+impl PlannedLinear {
+    /// Problem of `tokens` tokens of `columns` columns.
+    pub(super) fn describe(&self, [tokens, columns]: [usize; 2], dtype: DType) -> LinearAttention {
+        let &Self { sequences, heads, key_heads, key_dim, v_dim, q, k, v, .. } = self;
+        let queries = Queries::each(sequences, tokens.checked_div(sequences).unwrap_or(0));
+        let (token, key, value) = (columns as u64, key_dim as u64, v_dim as u64);
+        let attention = LinearAttention::new(dtype, heads, key_dim, queries, self.state.slots)
+            .key_heads(key_heads)
+            .v_dim(v_dim)
+            .q_strides(token, key)
+            .k_strides(token, key)
+            .v_strides(token, value)
+            .alignment(alignment([q, k, v].into_iter(), dtype))
+            .decay(Decay::per_head().softplus(DType::F32))
+            .slot_indices();
+        let attention = if self.tiled { attention.tiled_key_heads() } else { attention };
+        let attention = if self.delta { attention } else { attention.without_delta() };
+        let attention = if self.beta.is_some() { attention.beta_logits() } else { attention.time_step_beta() };
+        let attention = if self.skip.is_some() { attention.skip() } else { attention };
+        let attention = self.normalized.into_iter().fold(attention, LinearAttention::normalized);
+        self.scale.into_iter().fold(attention, LinearAttention::scale)
+    }
+
+    /// Bytes of the states; `None` on overflow.
+    pub(super) fn state_bytes(&self) -> Option<usize> {
+        let values = self.state.slots.checked_mul(self.heads)?.checked_mul(self.v_dim)?;
+        values.checked_mul(self.key_dim)?.checked_mul(WORD)
+    }
+}
+
+/// Alignment of addresses at these columns of a region, as far as kernels gain by it.
+fn alignment(columns: impl Iterator<Item = usize>, dtype: DType) -> usize {
+    let of = |first: usize| match first.saturating_mul(dtype.bytes()) {
+        0 => WIDE_ACCESS,
+        bytes => WIDE_ACCESS.min(1 << bytes.trailing_zeros()),
+    };
+    columns.map(of).min().unwrap_or(WIDE_ACCESS)
+}
+
+impl PlannedOp {
+    /// States that live across steps, of a recurrent mixer.
+    pub(super) fn state(&self) -> Option<&PlannedState> {
+        let of_conv = self.conv.as_ref().map(|of| &of.state);
+        of_conv.or_else(|| self.linear.as_ref().map(|of| &of.state))
+    }
+
+    /// Parameters of a `short_conv`.
+    pub(super) fn of_conv(&self) -> Result<&PlannedConv, Error> {
+        self.part(&self.conv, "kernel of")
+    }
+
+    /// Parameters of a `linear_attention`.
+    pub(super) fn of_linear(&self) -> Result<&PlannedLinear, Error> {
+        self.part(&self.linear, "heads of")
+    }
+
+    /// Problem of a `short_conv`, whose columns lie in X.
+    pub(super) fn as_short_conv(&self) -> Result<ShortConv, Error> {
+        let (of, shape) = (self.of_conv()?, self.shape);
+        for first in [Some(of.first), of.input_gate, of.output_gate].into_iter().flatten() {
+            within("conv", first, shape.n, shape.k)?;
+        }
+        Ok(of.describe([shape.m, shape.n, shape.k], self.x_dtype.parse()?))
+    }
+
+    /// Problem of a `linear_attention`, whose columns lie in X.
+    pub(super) fn as_linear_attention(&self) -> Result<LinearAttention, Error> {
+        let (of, shape) = (self.of_linear()?, self.shape);
+        let (keys, values) = (of.key_heads.saturating_mul(of.key_dim), of.heads.saturating_mul(of.v_dim));
+        for (first, features) in [(of.q, keys), (of.k, keys), (of.v, values)] {
+            within("linear", first, features, shape.k)?;
+        }
+        if shape.n != values {
+            return Err(wrong("shape.n", &format!("{values}, the features of values"), &shape.n.to_string()));
+        }
+        Ok(of.describe([shape.m, shape.k], self.x_dtype.parse()?))
+    }
+
+    /// Region operands of recurrent mixers, with their minimum bytes.
+    pub(super) fn recurrent_regions(&self) -> Result<Vec<NamedRegion<'_>>, Error> {
+        let mut found: Vec<NamedRegion<'_>> = Vec::new();
+        let words = |count: Option<usize>| count.and_then(|count| count.checked_mul(WORD));
+        if let Some(of) = &self.conv {
+            let channels = self.shape.n;
+            found.push(("conv.weight", &of.weight, words(channels.checked_mul(of.width))));
+            found.extend(of.bias.as_deref().map(|name| ("conv.bias", name, words(Some(channels)))));
+            found.push(("conv.state.region", &of.state.region, of.state_bytes(channels, self.x_dtype.parse()?)));
+            found.push(("conv.state.indices", &of.state.indices, words(Some(of.sequences))));
+        }
+        if let Some(of) = &self.linear {
+            let (each, all) = (words(Some(of.heads)), words(self.shape.m.checked_mul(of.heads)));
+            found.extend([("linear.a_log", of.a_log.as_str(), each), ("linear.dt_bias", of.dt_bias.as_str(), each)]);
+            found.extend(of.skip.as_deref().map(|name| ("linear.skip", name, each)));
+            found.push(("linear.step", &of.step, all));
+            found.extend(of.beta.as_deref().map(|name| ("linear.beta", name, all)));
+            found.push(("linear.state.region", &of.state.region, of.state_bytes()));
+            found.push(("linear.state.indices", &of.state.indices, words(Some(of.sequences))));
+        }
+        Ok(found)
+    }
+
+    /// Parameters of recurrent mixers, without region names.
+    pub(super) fn recurrent_numbers(&self) -> (Option<PlannedConv>, Option<PlannedLinear>) {
+        let nowhere = String::new;
+        let state = |of: PlannedState| PlannedState { region: nowhere(), indices: nowhere(), ..of };
+        let conv = self.conv.clone().map(|of| PlannedConv {
+            weight: nowhere(),
+            bias: of.bias.map(|_| nowhere()),
+            state: state(of.state),
+            ..of
+        });
+        let linear = self.linear.clone().map(|of| PlannedLinear {
+            step: nowhere(),
+            beta: of.beta.map(|_| nowhere()),
+            a_log: nowhere(),
+            dt_bias: nowhere(),
+            skip: of.skip.map(|_| nowhere()),
+            state: state(of.state),
+            ..of
+        });
+        (conv, linear)
+    }
+}
+
+/// Checks that `features` columns from `first` on lie within `columns`.
+fn within(at: &str, first: usize, features: usize, columns: usize) -> Result<(), Error> {
+    match first.checked_add(features) {
+        Some(end) if end <= columns => Ok(()),
+        _ => Err(wrong(at, &format!("columns within {columns}"), &format!("{features} from {first} on"))),
+    }
+}
