@@ -45,6 +45,10 @@ pub struct Args {
     /// enough for the capacity of all sequences).
     #[arg(long, requires = "page_size")]
     pages: Option<usize>,
+    /// Slots of recurrent states, which plans of other batches share
+    /// (default: one for each sequence).
+    #[arg(long)]
+    slots: Option<usize>,
     /// Sample the next token of each sequence.
     #[arg(long)]
     sampling: bool,
@@ -96,7 +100,7 @@ pub fn run(args: &Args, printing: Printing) -> anyhow::Result<Holds> {
             (options.sequences, options.context) = (args.sequences, args.context);
             (options.x_dtype, options.x_precision, options.train) = (args.x_dtype, args.x_precision, args.train);
             (options.kv_format, options.page_size, options.pages) = (args.kv_format, args.page_size, args.pages);
-            options.rotate_cache = args.rotate_cache;
+            (options.rotate_cache, options.slots) = (args.rotate_cache, args.slots);
             (options.all_logits, options.sampling) = (args.all_logits, args.sampling);
             // First, so that an unwritable output does not waste the work.
             let file = args.output.as_ref().map(|path| WholeFile::create(path, Existing::Replace)).transpose()?;
@@ -125,7 +129,7 @@ fn summary(plan: &ExecPlan) -> String {
     let apart = memory.bytes_without_reuse.saturating_sub(memory.weights_end) as u64;
     format!(
         "{}, {} layers, {} tokens of {} sequences, on {} ({})\n{} operations, {:.1} us expected\narena {}: weights {}, workspace {}, \
-         KV cache {}, all that changes {} ({} without reuse)",
+         KV cache {}, recurrent states {}, all that changes {} ({} without reuse)",
         model.architecture,
         model.layers,
         model.batch,
@@ -138,6 +142,7 @@ fn summary(plan: &ExecPlan) -> String {
         bytes(of(RegionKind::Weight)),
         bytes(of(RegionKind::Workspace)),
         bytes(of(RegionKind::KvCache)),
+        bytes(of(RegionKind::RecurrentState)),
         bytes(changes),
         bytes(apart),
     )

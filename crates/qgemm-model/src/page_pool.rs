@@ -1,4 +1,5 @@
-//! Pages of the KV cache and slots of recurrent states: which are free, and which a session holds.
+//! Pages of the KV cache and slots of recurrent states:
+//! which are free, and which a session holds.
 
 /// Free pages of a paged KV cache.
 #[derive(Debug)]
@@ -6,7 +7,8 @@ pub struct PagePool {
     free: Vec<u32>,
 }
 
-/// Slots of recurrent states: which are free. A session that runs has one.
+/// Slots of recurrent states: which are free. A session
+/// that runs has one.
 #[derive(Debug)]
 pub struct SlotPool {
     free: Vec<u32>,
@@ -23,13 +25,15 @@ impl SlotPool {
         self.free.pop()
     }
 
-    /// Takes a slot back. Its state stays as it is: a sequence begins with zeros.
+    /// Takes a slot back. Its state stays as it is: a
+    /// sequence begins with zeros.
     pub fn release(&mut self, slot: Option<u32>) {
         self.free.extend(slot);
     }
 }
 
-/// Pages of one session, in the order of its tokens. They return to the pool by [`PagePool::release`].
+/// Pages of one session, in the order of its tokens.
+/// They return to the pool by [`PagePool::release`].
 #[derive(Debug, Default)]
 pub struct PageTable {
     pages: Vec<u32>,
@@ -53,7 +57,8 @@ impl PagePool {
         self.free.len()
     }
 
-    /// Gives a session `pages` pages altogether. Returns whether there were enough; if not, nothing changes.
+    /// Gives a session `pages` pages altogether. Returns
+    /// whether there were enough; if not, nothing changes.
     pub fn grow(&mut self, table: &mut PageTable, pages: usize) -> bool {
         let more = pages.saturating_sub(table.pages.len());
         let Some(rest) = self.free.len().checked_sub(more) else { return false };

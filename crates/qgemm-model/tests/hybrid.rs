@@ -1,5 +1,6 @@
-//! Models with recurrent layers: against a forward pass in f64, as files of both kinds, in
-//! sessions, and on every device.
+//! Models with recurrent layers: against a forward pass
+//! in f64, as files of both kinds, in sessions, and on
+//! every device.
 
 mod common;
 
@@ -39,7 +40,8 @@ fn ids(from: u32, count: u32) -> Vec<u32> {
     (0..count).map(|i| (from + i * 41) % VOCABULARY as u32).collect()
 }
 
-/// Sampled tokens of each prompt with their log-probabilities, all in one engine.
+/// Sampled tokens of each prompt with their
+/// log-probabilities, all in one engine.
 fn sampled(engine: &mut Engine, prompts: &[Vec<u32>], tokens: usize) -> Vec<Vec<Sampled>> {
     let sampling = Sampling { log_probabilities: Some(8), ..Sampling::default() };
     let generation = Generation { sampling, ..greedy(tokens) };
@@ -122,7 +124,8 @@ fn a_checkpoint_in_safetensors_is_the_model_of_its_gguf_file() {
     }
 }
 
-/// A prompt in parts goes on with the state of the part before.
+/// A prompt in parts goes on with the state of the part
+/// before.
 #[test]
 fn a_prompt_in_parts_gives_the_tokens_of_the_whole() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -156,7 +159,8 @@ fn sessions_in_one_batch_are_those_of_each_alone() {
     }
 }
 
-/// A slot that is free again has the state of the session before, which ended or was cancelled.
+/// A slot that is free again has the state of the
+/// session before, which ended or was cancelled.
 #[test]
 fn sessions_begin_with_zeros_in_slots_that_others_left() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -177,7 +181,8 @@ fn sessions_begin_with_zeros_in_slots_that_others_left() {
     }
 }
 
-/// Greedy tokens of a short prompt. Two tokens are what the emulator has time for.
+/// Greedy tokens of a short prompt. Two tokens are what
+/// the emulator has time for.
 fn tokens(ctx: &Context, path: &Path) -> Vec<u32> {
     let precision = Precision { activations: DType::F16, x_precision: XPrecision::F16, batch_invariant: false };
     let model = LanguageModel::open(ctx, path, precision).expect("a model");

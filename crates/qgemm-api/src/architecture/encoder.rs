@@ -4,10 +4,11 @@ use qgemm_formats::model::Model;
 use qgemm_hal::Activation;
 
 use super::encoder_names::{EncoderNames, GGUF, HUGGING_FACE};
-use super::hyperparameters::{ACTIVATION, CONTEXT, HEADS, HIDDEN, INTERMEDIATE, LAYERS, size};
+use super::hyperparameters::{ACTIVATION, CONTEXT, HEADS, HIDDEN};
 use super::network::{AttentionTensors, FeedForward, Heads, LayerTensors, Mixer, Network, fingerprint};
 use super::reader::Reader;
 use super::settings::{Key, Settings};
+use super::sizes::{INTERMEDIATE, LAYERS, size};
 use crate::error::Error;
 
 const EPS: Key = Key { gguf: "attention.layer_norm_epsilon", config: &["/layer_norm_eps"] };

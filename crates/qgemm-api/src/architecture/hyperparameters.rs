@@ -1,31 +1,26 @@
 //! Hyperparameters of a decoder: sizes, norms, context, layers, window, experts.
 
-use std::collections::BTreeSet;
-
-use qgemm_formats::ModelShape;
+use qgemm_formats::{DType, ModelShape};
 use qgemm_hal::{Activation, ClampedSwiglu};
 
 use super::description::{Architecture, Experts};
-use super::layer_parts::LayerParts;
+use super::layer_parts::{LayerParts, MixerKind};
 use super::recurrence::RecurrentNumbers;
 use super::settings::{Key, Settings};
+use super::sizes::{INTERMEDIATE, KV_HEADS, LAYERS, size, uniform};
 use super::sliding_window::SlidingWindow;
 use crate::error::Error;
 
-/// Layers.
-pub const LAYERS: Key = Key { gguf: "block_count", config: &["/num_hidden_layers"] };
 /// Features between layers.
 pub const HIDDEN: Key = Key { gguf: "embedding_length", config: &["/hidden_size"] };
-/// Features within feed-forward parts.
-pub const INTERMEDIATE: Key = Key { gguf: "feed_forward_length", config: &["/block_ff_dim", "/intermediate_size"] };
 /// Heads of attention.
 pub const HEADS: Key = Key { gguf: "attention.head_count", config: &["/num_attention_heads"] };
-/// Heads of keys and values. GGUF files of some architectures list those of each layer.
-pub const KV_HEADS: Key = Key { gguf: "attention.head_count_kv", config: &["/num_key_value_heads"] };
 const HEAD_DIM: Key = Key { gguf: "attention.key_length", config: &["/head_dim", "/attention_head_dim"] };
 const V_HEAD_DIM: Key = Key { gguf: "attention.value_length", config: &["/v_head_dim"] };
 const EPS: Key =
     Key { gguf: "attention.layer_norm_rms_epsilon", config: &["/rms_norm_eps", "/norm_eps", "/layer_norm_epsilon"] };
+/// Nemotron-H states this one.
+const OTHER_EPS: Key = Key { gguf: "attention.layer_norm_epsilon", config: &[] };
 /// Tokens that the model is made for.
 pub const CONTEXT: Key = Key { gguf: "context_length", config: &["/max_position_embeddings"] };
 const EXPERTS: Key = Key { gguf: "expert_count", config: &["/num_experts", "/num_local_experts"] };
@@ -42,10 +37,8 @@ pub const ACTIVATION: Key = Key { gguf: "", config: &["/hidden_act", "/hidden_ac
 const ADJUSTED: Key = Key { gguf: "", config: &["/block_auto_adjust_ff_dim"] };
 const MULTIPLIER: Key = Key { gguf: "", config: &["/block_ffn_dim_multiplier"] };
 const MULTIPLE: Key = Key { gguf: "", config: &["/block_multiple_of"] };
+const CAUSAL: Key = Key { gguf: "attention.causal", config: &[] };
 const DRAFT_LAYERS: Key = Key { gguf: "nextn_predict_layers", config: &[] };
-
-/// Largest size that is read: products of two are far from overflow.
-const MOST: usize = 1 << 24;
 
 /// Sizes and constants of a decoder.
 #[derive(Clone, Debug, PartialEq)]
@@ -109,7 +102,8 @@ impl Hyperparameters {
         let required = |key| settings.required(stated(key)?, key);
         let (hidden, heads) = (required(HIDDEN)?, required(HEADS)?);
         let head_dim = stated(HEAD_DIM)?.unwrap_or(hidden / heads);
-        let eps = settings.required(settings.number(EPS), EPS)? as f32;
+        let eps = settings.number(EPS).or_else(|| settings.number(OTHER_EPS));
+        let eps = settings.required(eps, EPS)? as f32;
         let all_layers = required(LAYERS)?;
         let draft_layers = settings.count(DRAFT_LAYERS).unwrap_or(0).min(all_layers);
         let layers = all_layers - draft_layers;
@@ -145,11 +139,32 @@ impl Hyperparameters {
             heads.is_multiple_of(numbers.kv_heads),
             "a divisor of the heads",
         )?;
+        let is_causal = settings.flag(CAUSAL).unwrap_or(true);
+        expect(CAUSAL, is_causal.to_string(), is_causal, "true")?;
         let (_, names) = architecture.activation;
         if let Some(activation) = settings.text(ACTIVATION) {
             expect(ACTIVATION, activation.to_owned(), names.contains(&activation), &names.join(" or "))?;
         }
         Ok(numbers)
+    }
+
+    /// Whether a layer has attention, and so keys and values in the cache.
+    pub fn attends(&self, layer: usize) -> bool {
+        self.parts.get(layer).is_some_and(|parts| parts.mixer == Some(MixerKind::Attention))
+    }
+
+    /// Bytes of a session's recurrent states, which a step reads and writes, with activations
+    /// of this type.
+    pub fn state_bytes(&self, activations: DType) -> usize {
+        let each = match self.recurrent {
+            None => 0,
+            Some(RecurrentNumbers::ShortConv { width }) => (width - 1) * self.hidden * activations.bytes(),
+            Some(RecurrentNumbers::Linear(of)) => {
+                let window = (of.width - 1) * of.channels() * activations.bytes();
+                window + of.values() * of.key_dim * DType::F32.bytes()
+            }
+        };
+        each * self.parts.iter().filter(|parts| parts.mixer == Some(MixerKind::Recurrent)).count()
     }
 
     /// Keys that a query of this layer attends to at most.
@@ -172,36 +187,6 @@ pub fn shape(settings: &Settings<'_>) -> Result<ModelShape, Error> {
         kv_heads: uniform(settings, KV_HEADS)?.unwrap_or(heads),
         experts: size(settings, EXPERTS)?.unwrap_or(0),
     })
-}
-
-/// A positive size, if it is stated.
-///
-/// # Errors
-/// [`Error::UnservedSetting`] when it is out of range.
-pub fn size(settings: &Settings<'_>, key: Key) -> Result<Option<usize>, Error> {
-    match settings.count(key).filter(|&n| n > 0) {
-        Some(got) if got > MOST => Err(Error::UnservedSetting {
-            name: settings.name(key),
-            got: got.to_string(),
-            expected: format!("at most {MOST}"),
-        }),
-        stated => Ok(stated),
-    }
-}
-
-/// A size that is stated once, or for each layer that has one.
-fn uniform(settings: &Settings<'_>, key: Key) -> Result<Option<usize>, Error> {
-    let Some(listed) = settings.counts(key) else { return size(settings, key) };
-    let sizes: BTreeSet<usize> = listed.into_iter().filter(|&n| n > 0).collect();
-    match (sizes.first(), sizes.len()) {
-        (None, _) => Ok(None),
-        (Some(&one), 1) if one <= MOST => Ok(Some(one)),
-        _ => Err(Error::UnservedSetting {
-            name: settings.name(key),
-            got: format!("{sizes:?}"),
-            expected: format!("one number for all layers, at most {MOST}"),
-        }),
-    }
 }
 
 /// Features within feed-forward parts. LFM2 states them before an adjustment.
@@ -262,7 +247,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::architecture::layer_parts::MixerKind;
     use crate::architecture::served::architecture;
 
     fn read(name: &str, changes: &[(&str, serde_json::Value)]) -> Result<Hyperparameters, Error> {

@@ -1,8 +1,8 @@
 //! Parts of each layer: which mixer it has, and whether a feed-forward part.
 
 use super::description::{Architecture, LayerPattern};
-use super::hyperparameters::{INTERMEDIATE, KV_HEADS};
 use super::settings::{Key, Settings};
+use super::sizes::{INTERMEDIATE, KV_HEADS, LAYERS};
 use crate::error::Error;
 
 const LAYER_TYPES: Key = Key { gguf: "", config: &["/layer_types"] };
@@ -68,8 +68,7 @@ fn by_heads(settings: &Settings<'_>, recurrent: &str) -> Result<Vec<LayerParts>,
         return Ok(heads.into_iter().map(|heads| LayerParts::both(mixer(heads > 0))).collect());
     }
     if let (None, Some(places)) = (settings.texts(LAYER_TYPES), settings.counts(ATTENTION_LAYERS)) {
-        let layers =
-            settings.required(settings.count(super::hyperparameters::LAYERS), super::hyperparameters::LAYERS)?;
+        let layers = settings.required(settings.count(LAYERS), LAYERS)?;
         let parts = |layer| LayerParts::both(mixer(places.contains(&layer)));
         // A list may be longer than any model.
         return Ok((0..layers.min(1 << 16)).map(parts).collect());

@@ -1,6 +1,6 @@
 //! LFM2: layers of short convolutions, and layers of attention.
 
-use super::description::{Architecture, LayerPattern, Recurrence};
+use super::description::{Architecture, LayerPattern, Recurrence, Window};
 use super::names::{GGUF_LFM2, LFM2 as NAMES};
 
 /// The architecture.
@@ -12,5 +12,6 @@ pub static LFM2: Architecture = Architecture {
     layers: LayerPattern::ByHeads("conv"),
     recurrence: Recurrence::ShortConv,
     head_norms: true,
+    window: Window::AllLayers,
     ..Architecture::BASE
 };

@@ -28,6 +28,7 @@ mod recurrence;
 mod rotary;
 mod served;
 mod settings;
+mod sizes;
 mod sliding_window;
 mod to_gguf;
 

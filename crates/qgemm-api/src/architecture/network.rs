@@ -92,7 +92,7 @@ pub(crate) enum Mixer {
 }
 
 impl Mixer {
-    /// Whether it has a recurrent state.
+    /// Whether the mixer has a recurrent state.
     pub fn recurs(&self) -> bool {
         !matches!(self, Self::Attention(_))
     }
@@ -142,7 +142,7 @@ pub(crate) struct LinearTensors {
     pub qkv: Matrix,
     /// Gate of the result.
     pub gate: Matrix,
-    /// What the sigmoid makes β.
+    /// Logits of β.
     pub beta: Option<Matrix>,
     /// Summand of the time step.
     pub step: Matrix,
@@ -251,7 +251,7 @@ impl Network {
         self.layers.len()
     }
 
-    /// Whether some layers have a recurrent state, which lives across steps and cannot be
+    /// Whether a layer has a recurrent state, which lives across steps and cannot be
     /// rewound.
     pub fn recurs(&self) -> bool {
         self.layers.iter().any(|layer| layer.mixer.as_ref().is_some_and(|(_, mixer)| mixer.recurs()))

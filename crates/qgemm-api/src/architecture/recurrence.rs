@@ -1,8 +1,10 @@
 //! Sizes of recurrent mixers.
 
+use qgemm_hal::op::linear_attention::MOST_DIM;
+
 use super::description::{Architecture, Recurrence};
-use super::hyperparameters::size;
 use super::settings::{Key, Settings};
+use super::sizes::size;
 use crate::error::Error;
 
 const CONV_WIDTH: Key = Key { gguf: "shortconv.l_cache", config: &["/conv_L_cache"] };
@@ -80,13 +82,14 @@ impl RecurrentNumbers {
         if least.is_some_and(|least| least > 0.0) || most.is_some_and(|most| most < 1e30) {
             return unserved(STEP_LIMIT, format!("{least:?} to {most:?}"), "no limit".into());
         }
-        Ok(Some(Self::Linear(LinearNumbers {
-            width: required(WIDTH)?,
-            heads,
-            key_heads,
-            key_dim: required(KEY_DIM)?,
-            v_dim,
-        })))
+        let (width, key_dim) = (required(WIDTH)?, required(KEY_DIM)?);
+        let of_values = if settings.is_gguf() { VALUES } else { VALUE_DIM };
+        for (key, dim) in [(KEY_DIM, key_dim), (of_values, v_dim)] {
+            if dim > MOST_DIM {
+                return unserved(key, format!("{dim} a head"), format!("at most {MOST_DIM}"));
+            }
+        }
+        Ok(Some(Self::Linear(LinearNumbers { width, heads, key_heads, key_dim, v_dim })))
     }
 }
 
@@ -104,5 +107,47 @@ impl LinearNumbers {
     /// Channels of the convolution: queries, keys and values.
     pub fn channels(&self) -> usize {
         2 * self.keys() + self.values()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::architecture::served::architecture;
+
+    fn read(name: &str, changes: &[(&str, Value)]) -> Result<Option<RecurrentNumbers>, Error> {
+        let mut config = json!({
+            "conv_L_cache": 3, "linear_conv_kernel_dim": 4, "linear_num_value_heads": 32, "linear_num_key_heads": 16,
+            "linear_key_head_dim": 128, "linear_value_head_dim": 64, "conv_kernel": 4, "mamba_num_heads": 128,
+            "n_groups": 8, "ssm_state_size": 256, "mamba_head_dim": 80, "time_step_limit": [0.0, null],
+        });
+        changes.iter().for_each(|(key, value)| config[key] = value.clone());
+        RecurrentNumbers::read(&Settings::Config(config), architecture(name)?)
+    }
+
+    #[test]
+    fn sizes_of_a_config() {
+        let read = |name| read(name, &[]).expect("complete");
+        assert_eq!(read("llama"), None);
+        assert_eq!(read("lfm2"), Some(RecurrentNumbers::ShortConv { width: 3 }));
+        let delta = LinearNumbers { width: 4, heads: 32, key_heads: 16, key_dim: 128, v_dim: 64 };
+        assert_eq!(read("qwen3_next"), Some(RecurrentNumbers::Linear(delta)));
+        assert_eq!((delta.keys(), delta.values(), delta.channels()), (2048, 2048, 6144));
+    }
+
+    #[test]
+    fn other_sizes_are_refused_by_name() {
+        let refused = |name, key, value| read(name, &[(key, value)]).expect_err("refused").to_string();
+        let heads = refused("qwen3_next", "linear_num_key_heads", json!(5));
+        assert_eq!(heads, "`linear_num_key_heads` is 5: expected a divisor of 32");
+        let dim = refused("qwen3_next", "linear_key_head_dim", json!(1 << 20));
+        assert_eq!(dim, "`linear_key_head_dim` is 1048576 a head: expected at most 256");
+        let missing = refused("lfm2", "conv_L_cache", json!(null));
+        assert_eq!(missing, "the model does not state `conv_L_cache`");
+        let activation = refused("nemotron_h", "mamba_hidden_act", json!("gelu"));
+        assert_eq!(activation, "`mamba_hidden_act` is gelu: expected silu");
+        assert!(refused("nemotron_h", "time_step_limit", json!([0.001, 0.1])).contains("expected no limit"));
     }
 }

@@ -13,9 +13,8 @@ use super::file::{
 };
 use super::layout::{Wanted, place};
 use super::product::Product;
-use super::projections::Input;
 use super::sizes::too_large;
-use crate::architecture::{ExpertTensors, FeedForward, LayerTensors, Mixer, Network};
+use crate::architecture::{ExpertTensors, FeedForward, LayerTensors, Mixer, Network, NormTensors};
 use crate::context::Context;
 use crate::error::Error;
 use crate::model::open_model;
@@ -256,6 +255,15 @@ pub(super) enum Hidden {
     /// The normed result of a part, which the next norm
     /// adds to the rows.
     Addends(Buffer, Buffer),
+}
+
+/// Input of a part of a layer.
+#[derive(Clone, Copy)]
+pub(super) enum Input<'a> {
+    /// Rows and the norm before the part. Encoders have it behind.
+    Rows(&'a Buffer, &'a NormTensors),
+    /// Normed rows, where the norm was an operation of its own.
+    Normed(&'a Buffer),
 }
 
 impl Builder<'_> {

@@ -16,8 +16,8 @@ use crate::routing::Routing;
 const ROUTING_STATUS_BYTES: usize = 16;
 
 impl Builder<'_> {
-    /// Adds the feed-forward part of `x`, whose result is added to the residual. `norm` stands
-    /// before it.
+    /// Adds the feed-forward part of `x`, whose result is added
+    /// to the residual. `norm` stands before it.
     pub(super) fn feed_forward(
         &mut self,
         i: usize,
@@ -118,7 +118,9 @@ impl Builder<'_> {
         }
     }
 
-    /// Adds the shared expert of `x` to the residual: a layer of one expert, whose weight is the
+    /// Adds the shared expert of `x` to the residual.
+    ///
+    /// It is a layer of one expert, whose weight is the
     /// sigmoid of a product.
     fn shared_expert(
         &mut self,
@@ -154,7 +156,8 @@ impl Builder<'_> {
         Ok(Buffer { kind, rows, ..self.activation(name, columns) })
     }
 
-    /// Adds the products before `down`, of names that begin with `prefix`.
+    /// Adds the products before `down`, with names
+    /// that begin with `prefix`.
     #[expect(clippy::too_many_arguments, reason = "operands of two products")]
     fn inner<'p>(
         &mut self,

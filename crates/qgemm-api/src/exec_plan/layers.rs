@@ -5,12 +5,11 @@ use qgemm_formats::DType;
 use qgemm_hal::{Activation, XPrecision};
 
 use super::backward::Taped;
-use super::build::{Buffer, Builder};
+use super::build::{Buffer, Builder, Input};
 use super::file::{Phase, PlannedOp, RegionKind};
 use super::kv_cache::LayerCache;
 use super::operands::{PlannedHeads, PlannedNorm, PlannedOptimizer, PlannedRotation, STEP_BYTES};
 use super::product::{known, op};
-use super::projections::Input;
 use super::rotary::PlannedRotary;
 use crate::architecture::{AttentionTensors, NormTensors};
 use crate::error::Error;

@@ -28,8 +28,10 @@ pub(super) fn reserved(bytes: usize) -> Option<usize> {
 
 /// Places all regions. `None` when the sizes overflow.
 ///
-/// Permanent regions come first: weights, then KV caches and recurrent states, which plans of other batches share. The others follow by start
-/// of lifetime, longer ones first, each at the lowest free offset.
+/// Permanent regions come first: weights, then KV caches and
+/// recurrent states, which plans of other batches share. The
+/// others follow by start of lifetime, longer ones first, each
+/// at the lowest free offset.
 pub(super) fn place(mut wanted: Vec<Wanted>) -> Option<MemoryPlan> {
     let order = |w: &Wanted| match w.kind {
         RegionKind::Weight => (0, 0),

@@ -22,6 +22,7 @@ mod projections;
 mod ready;
 mod recurrent;
 mod recurrent_mixers;
+mod recurrent_ops;
 mod rotary;
 mod run;
 mod sizes;

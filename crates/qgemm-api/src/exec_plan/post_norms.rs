@@ -1,12 +1,11 @@
 //! Layers with a second norm in each part (Gemma 3):
 //! results are normalized before they are added.
 
-use super::build::{Buffer, Builder, Hidden};
+use super::build::{Buffer, Builder, Hidden, Input};
 use super::file::PlannedOp;
 use super::layers::PLAIN;
 use super::operands::PlannedNorm;
 use super::product::{Product, known, op};
-use super::projections::Input;
 use crate::architecture::{LayerTensors, NormTensors};
 use crate::error::Error;
 

@@ -1,29 +1,22 @@
-//! Projections of one X: queries, keys and values, or what another mixer begins with.
+//! Projections of one X: queries, keys and values, or what
+//! another mixer begins with.
 
 use qgemm_hal::Segment;
 
-use super::build::{Buffer, Builder};
+use super::build::{Buffer, Builder, Input};
 use super::product::Product;
-use crate::architecture::{Matrix, NormTensors};
+use crate::architecture::Matrix;
 use crate::error::Error;
-
-/// Input of a part of a layer.
-#[derive(Clone, Copy)]
-pub(super) enum Input<'a> {
-    /// Rows and the norm before the part. Encoders have it behind.
-    Rows(&'a Buffer, &'a NormTensors),
-    /// Normed rows, where the norm was an operation of its own.
-    Normed(&'a Buffer),
-}
 
 /// A projection: its name, weight and output.
 pub(super) type Projection<'p> = (&'static str, &'p Matrix, Buffer);
 
 impl Builder<'_> {
-    /// Adds the projections of a part's input, with the norm before them in decoders.
+    /// Adds the projections of a part's input, with the norm before
+    /// them in decoders.
     ///
-    /// In inference, neighbours of one format are one product with segments, whose
-    /// prologue is the norm.
+    /// In inference, neighbours of one format are one product with
+    /// segments, whose prologue is the norm.
     pub(super) fn projections(
         &mut self,
         prefix: &str,

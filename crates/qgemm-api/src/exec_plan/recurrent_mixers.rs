@@ -1,14 +1,14 @@
-//! Recurrent mixers of a layer: short convolution between gates, and linear attention.
+//! Recurrent mixers of a layer: short convolution between gates,
+//! and linear attention.
 
 use qgemm_formats::DType;
 use qgemm_hal::GateFunction;
 
-use super::build::{Buffer, Builder};
+use super::build::{Buffer, Builder, Input};
 use super::file::{PlannedOp, RegionKind};
 use super::layers::PLAIN;
 use super::operands::{PlannedGate, PlannedNorm};
 use super::product::{known, op};
-use super::projections::Input;
 use super::recurrent::{PlannedConv, PlannedLinear, PlannedState};
 use super::sizes::{WORD, too_large};
 use crate::architecture::{ConvTensors, Kernel, LinearForm, LinearNumbers, LinearTensors};
@@ -17,7 +17,8 @@ use crate::record::Sizes;
 
 /// Region of the slots of the sequences' recurrent states.
 const STATE_SLOTS: &str = "state_slots";
-/// Epsilon of the L2 norm of queries and keys in the gated delta rule.
+/// Epsilon of the L2 norm of queries and keys in the gated delta
+/// rule.
 const L2_EPS: f32 = 1e-6;
 
 impl Builder<'_> {
@@ -38,7 +39,8 @@ impl Builder<'_> {
         Ok(d)
     }
 
-    /// Adds linear attention: projections, convolution, recurrence, gated norm.
+    /// Adds linear attention: projections, convolution, recurrence,
+    /// gated norm.
     pub(super) fn linear_attention(
         &mut self,
         i: usize,
@@ -145,7 +147,8 @@ impl Builder<'_> {
         }
     }
 
-    /// Adds the recurrence of linear attention on the first of the buffers that it reads.
+    /// Adds the recurrence of linear attention on the first of the
+    /// buffers that it reads.
     fn recur(&mut self, op_id: String, planned: PlannedLinear, reads: &[Buffer], d: &Buffer) -> Result<(), Error> {
         let Some(x) = reads.first() else { return Ok(()) };
         let described = planned.describe([x.rows, x.columns], x.dtype);
@@ -162,8 +165,8 @@ impl Builder<'_> {
         self.push(op, d, &names)
     }
 
-    /// Adds the norm of linear attention's result: of each head times the gate, or of groups of
-    /// gated features.
+    /// Adds the norm of linear attention's result: of each head times
+    /// the gate, or of groups of gated features.
     fn gated_norm(&mut self, op_id: String, of: &LinearTensors, x: &Buffer, gate: &Buffer) -> Result<Buffer, Error> {
         let before = of.form == LinearForm::Mamba2;
         let columns = if before { x.columns } else { of.numbers.v_dim };

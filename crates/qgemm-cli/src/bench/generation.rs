@@ -4,8 +4,8 @@
 use std::time::Instant;
 
 use anyhow::ensure;
-use qgemm_api::KvFormat;
 use qgemm_api::cuda::{TimelineEntry, record_timeline};
+use qgemm_api::{DType, KvFormat};
 use qgemm_model::{Engine, EngineOptions, Finish, Generation, LanguageModel, Output, SessionId};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -41,17 +41,19 @@ impl Steps {
     }
 
     /// Bytes that an average decode step reads at least: weights
-    /// once, and each session's keys and values.
+    /// once, each session's keys and values, and its recurrent states.
     pub fn step_bytes(&self, model: &LanguageModel, kv_format: KvFormat) -> Option<f64> {
         let numbers = model.hyperparameters();
         let visible = |layer: usize| {
             let window = numbers.window_of(layer).map_or(f64::INFINITY, |keys| keys as f64);
             self.keys.iter().map(|keys| keys.min(window)).sum::<f64>()
         };
-        let keys: f64 = (0..numbers.layers).map(visible).sum();
+        let keys: f64 = (0..numbers.layers).filter(|&layer| numbers.attends(layer)).map(visible).sum();
         let features = 2 * numbers.kv_heads * numbers.head_dim;
         let cache = keys * features as f64 * kv_format.mean_bytes();
-        (!self.keys.is_empty()).then_some(model.weight_bytes(self.keys.len()) + cache)
+        // Read and written, in f16 but for those of linear attention.
+        let states = (2 * self.keys.len() * numbers.state_bytes(DType::F16)) as f64;
+        (!self.keys.is_empty()).then_some(model.weight_bytes(self.keys.len()) + cache + states)
     }
 }
 

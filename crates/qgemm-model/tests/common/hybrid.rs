@@ -1,4 +1,5 @@
-//! Small random decoders with recurrent layers, as GGUF files and as safetensors checkpoints.
+//! Small random decoders with recurrent layers, as GGUF files and
+//! as safetensors checkpoints.
 
 use std::path::{Path, PathBuf};
 
@@ -50,7 +51,8 @@ impl Hybrid {
         }
     }
 
-    /// A letter for each layer: `*` attention, `M` recurrent, `-` a feed-forward part alone.
+    /// A letter for each layer: `*` attention, `M` recurrent, `-` a
+    /// feed-forward part alone.
     pub fn layers(self) -> &'static str {
         match self {
             Self::Lfm2 => "M*M",
@@ -73,7 +75,8 @@ impl Hybrid {
         matches!(self, Self::Qwen3Next | Self::Qwen35)
     }
 
-    /// Name of the norm before the feed-forward part of a layer with two parts.
+    /// Name of the norm before the feed-forward part of a layer with
+    /// two parts.
     pub fn ffn_norm(self) -> &'static str {
         if self.is_qwen() { "post_attention_norm" } else { "ffn_norm" }
     }
@@ -256,7 +259,8 @@ fn metadata(header: &mut GgufHeader, kind: Hybrid) {
     pairs.into_iter().for_each(|(key, value)| add(&format!("{}.{key}", kind.name()), value));
 }
 
-/// Writes a model as a checkpoint folder of `transformers`, in f32.
+/// Writes a model as a checkpoint folder of `transformers`, in
+/// f32.
 pub fn write_safetensors(folder: &Path, kind: Hybrid) {
     write_checkpoint(folder, of_transformers(kind, tensors(kind)));
     write_config(folder, &config(kind));
@@ -309,7 +313,8 @@ fn config(kind: Hybrid) -> Value {
     config
 }
 
-/// Tensors with the names, shapes, order and offsets of `transformers`.
+/// Tensors with the names, shapes, order and offsets of
+/// `transformers`.
 fn of_transformers(kind: Hybrid, all: Vec<Tensor>) -> Vec<Tensor> {
     let mut found: Vec<Tensor> = Vec::new();
     for mut tensor in all {
@@ -346,7 +351,8 @@ fn of_transformers(kind: Hybrid, all: Vec<Tensor>) -> Vec<Tensor> {
     if kind == Hybrid::Qwen3Next { interleaved(found) } else { found }
 }
 
-/// Heads of values in the order of `transformers`: those of a key head are neighbours.
+/// Heads of values in the order of `transformers`: those of a key
+/// head are neighbours.
 fn group_heads(tensor: &mut Tensor, part: &str) {
     let shared = VALUE_HEADS / KEY_HEADS;
     let tiled = |head: usize| head % shared * KEY_HEADS + head / shared;
@@ -373,7 +379,8 @@ fn group_heads(tensor: &mut Tensor, part: &str) {
     }
 }
 
-/// Qwen3-Next's `in_proj_qkvz`: query, key, values and gates of one key head after the other.
+/// Qwen3-Next's `in_proj_qkvz`: query, key, values and gates of
+/// one key head after the other.
 fn interleaved(all: Vec<Tensor>) -> Vec<Tensor> {
     let (gates, mut others): (Vec<_>, Vec<_>) = all.into_iter().partition(|tensor| tensor.name.contains("in_proj_z."));
     for gate in gates {
@@ -399,7 +406,6 @@ fn interleaved(all: Vec<Tensor>) -> Vec<Tensor> {
 }
 
 fn hugging_face_name(kind: Hybrid, gguf: &str) -> String {
-    let is_nemotron = kind == Hybrid::NemotronH;
     let names: &[(&str, &str)] = match kind {
         Hybrid::Lfm2 => &[
             ("token_embd_norm", "model.embedding_norm"),
@@ -462,18 +468,17 @@ fn hugging_face_name(kind: Hybrid, gguf: &str) -> String {
         ("ffn_up", "mlp.up_proj"),
         ("ffn_down", "mlp.down_proj"),
     ];
-    let ends = if is_nemotron {
-        [("mixer.a", "mixer.A_log"), ("mixer.d", "mixer.D")]
-    } else {
-        [("linear_attn.a", "linear_attn.A_log"), ("", "")]
-    };
-    let out = |name: String| {
-        name.replace("mixer.out.", "mixer.out_proj.").replace("linear_attn.out.", "linear_attn.out_proj.")
-    };
+    // The last part of some names, which are parts of others.
+    const ENDS: [(&str, &str); 5] = [
+        ("mixer.a", "mixer.A_log"),
+        ("mixer.d", "mixer.D"),
+        ("mixer.out.weight", "mixer.out_proj.weight"),
+        ("linear_attn.a", "linear_attn.A_log"),
+        ("linear_attn.out.weight", "linear_attn.out_proj.weight"),
+    ];
     let name = names.iter().chain(&common).fold(gguf.to_owned(), |name, (from, to)| name.replace(from, to));
-    let end = ends.iter().find(|(end, _)| !end.is_empty() && name.ends_with(end));
-    out(match end {
+    match ENDS.iter().find(|(end, _)| name.ends_with(end)) {
         Some((end, to)) => format!("{}{to}", name.trim_end_matches(end)),
         None => name,
-    })
+    }
 }

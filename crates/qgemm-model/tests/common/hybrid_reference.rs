@@ -1,5 +1,5 @@
-//! Forward pass of small models with recurrent layers, in plain f64 loops over all tokens, on the
-//! tensors of their GGUF files.
+//! Forward pass of small models with recurrent layers, in plain
+//! f64 loops over all tokens, on the tensors of their GGUF files.
 
 use qgemm_api::Model;
 
@@ -107,7 +107,7 @@ impl Pass<'_> {
         self.linear(&name("ssm_out"), &mixed)
     }
 
-    /// What makes β, and the summand of the time step, of every head.
+    /// Gates: what makes β, and the summand of the time step.
     fn gates(&self, name: &dyn Fn(&str) -> String, x: &[Row]) -> (Rows, Rows) {
         if self.kind == Hybrid::Qwen35 {
             return (self.linear(&name("ssm_beta"), x), self.linear(&name("ssm_alpha"), x));
@@ -232,7 +232,8 @@ impl Pass<'_> {
     }
 }
 
-/// Causal convolution of each channel: the last of `width` taps is that of the token.
+/// Causal convolution of each channel: the last of `width` taps
+/// is that of the token.
 fn convolve(taps: &[f64], bias: &[f64], width: usize, x: &[Row]) -> Rows {
     let of = |token: usize, channel: usize| {
         let tap = |back: usize| {

@@ -19,6 +19,8 @@ const WORDS: &[&str] = &[
     "norm",
     "kv_append",
     "attention",
+    "short_conv",
+    "linear_attention",
     "gradient",
     "matmul",
     "optimizer",
