@@ -120,7 +120,12 @@ impl PlannedConv {
 
 impl PlannedLinear {
     /// Problem of `tokens` tokens of `columns` columns.
-    pub(super) fn describe(&self, [tokens, columns]: [usize; 2], dtype: DType) -> LinearAttention {
+    pub(super) fn describe(
+        &self,
+        [tokens, columns]: [usize; 2],
+        dtype: DType,
+        batch_invariant: bool,
+    ) -> LinearAttention {
         let &Self { sequences, heads, key_heads, key_dim, v_dim, q, k, v, .. } = self;
         let queries = Queries::each(sequences, tokens.checked_div(sequences).unwrap_or(0));
         let (token, key, value) = (columns as u64, key_dim as u64, v_dim as u64);
@@ -133,6 +138,7 @@ impl PlannedLinear {
             .alignment(alignment([q, k, v].into_iter(), dtype))
             .decay(Decay::per_head().softplus(DType::F32))
             .slot_indices();
+        let attention = if batch_invariant { attention.batch_invariant() } else { attention };
         let attention = if self.tiled { attention.tiled_key_heads() } else { attention };
         let attention = if self.delta { attention } else { attention.without_delta() };
         let attention = if self.beta.is_some() { attention.beta_logits() } else { attention.time_step_beta() };

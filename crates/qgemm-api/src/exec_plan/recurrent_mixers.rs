@@ -151,7 +151,8 @@ impl Builder<'_> {
     /// buffers that it reads.
     fn recur(&mut self, op_id: String, planned: PlannedLinear, reads: &[Buffer], d: &Buffer) -> Result<(), Error> {
         let Some(x) = reads.first() else { return Ok(()) };
-        let described = planned.describe([x.rows, x.columns], x.dtype);
+        let batch_invariant = self.options.batch_invariant;
+        let described = planned.describe([x.rows, x.columns], x.dtype, batch_invariant);
         let ctx = self.ctx;
         let record = known(&mut self.planned, format!("{described:?}"), || ctx.explain_linear_attention(&described))?;
         reads.iter().try_for_each(|buffer| self.reads(buffer))?;
@@ -161,7 +162,7 @@ impl Builder<'_> {
         self.uses_state(&planned.state, planned.state_bytes())?;
         let names: Vec<String> = reads.iter().map(|buffer| buffer.name.clone()).collect();
         let shape = Sizes { m: x.rows, n: d.columns, k: x.columns };
-        let op = PlannedOp { shape, linear: Some(planned), ..op(op_id, [x, d], PLAIN, &record)? };
+        let op = PlannedOp { shape, batch_invariant, linear: Some(planned), ..op(op_id, [x, d], PLAIN, &record)? };
         self.push(op, d, &names)
     }
 

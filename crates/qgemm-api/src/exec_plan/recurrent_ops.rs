@@ -45,7 +45,7 @@ impl PlannedOp {
         if shape.n != values {
             return Err(wrong("shape.n", &format!("{values}, the features of values"), &shape.n.to_string()));
         }
-        Ok(of.describe([shape.m, shape.k], self.x_dtype.parse()?))
+        Ok(of.describe([shape.m, shape.k], self.x_dtype.parse()?, self.batch_invariant))
     }
 
     /// Region operands of recurrent mixers, with their minimum bytes.

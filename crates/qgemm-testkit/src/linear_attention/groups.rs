@@ -172,6 +172,8 @@ fn chunks() -> Vec<Case> {
         Case { skip: true, from_zero: true, ..case.clone() },
         Case { heads: (6, 3), offset: 1, gap: 1, d_gap: 3, ..case.clone() },
         Case { slots: (4, true), ..case.clone() },
+        Case { heads: (6, 3), beta: Some(BetaSource::Sigmoid), tiled: true, ..case.clone() },
+        Case { beta: Some(BetaSource::TimeStep), ..case.clone().mamba().made(DType::F32) },
         Case { lengths: vec![150, 0, 1, 33, 97, 64], ragged: true, slots: (8, true), ..case.clone() },
         // Room for a few chunks at once, and for none.
         Case { max_workspace: Some(160_000), ..case.clone() },
