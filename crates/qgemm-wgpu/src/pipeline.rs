@@ -113,7 +113,7 @@ impl Pipelines {
 
 impl Layout {
     fn new(device: &wgpu::Device, interface: &Interface, how: Binding) -> Self {
-        let entry = |(binding, written)| wgpu::BindGroupLayoutEntry {
+        let entry = |(binding, written): (u32, bool)| wgpu::BindGroupLayoutEntry {
             binding,
             visibility: wgpu::ShaderStages::COMPUTE,
             ty: wgpu::BindingType::Buffer {

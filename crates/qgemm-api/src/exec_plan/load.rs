@@ -105,8 +105,8 @@ impl LoadedPlan {
     }
 
     /// Makes the arena of another plan of the model that of this one, such as a prompt's that
-    /// of a decoding step. KV caches keep their contents, nothing else does: `stream` clears
-    /// the workspace. Nothing happens in an arena that is this plan's already.
+    /// of a decoding step. KV caches and recurrent states keep their contents, nothing else does:
+    /// `stream` clears the workspace. Nothing happens in an arena that is this plan's already.
     ///
     /// # Errors
     /// [`Error::PlanMismatch`] when the caches differ in name, place or size;
