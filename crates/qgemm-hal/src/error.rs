@@ -170,6 +170,14 @@ pub enum HalError {
         /// The collective that waited.
         what: String,
     },
+    /// Ranks of a group do not answer, and nobody knows which.
+    #[error("the other ranks did not come within {limit:?}: {what}")]
+    GroupSilent {
+        /// Time limit of the group.
+        limit: std::time::Duration,
+        /// The work that waited.
+        what: String,
+    },
     /// Ranks of a group run different collectives.
     #[error("rank {rank} runs {got}: expected {expected}")]
     CollectiveMismatch {

@@ -34,6 +34,6 @@ pub use settings::{Key, Settings};
 pub use to_gguf::{GgufConversion, GgufName};
 
 pub(crate) use hyperparameters::shape;
-pub(crate) use network::{ExpertTensors, FeedForward, LayerTensors, Matrix, NormTensors, fingerprint};
+pub(crate) use network::{ExpertTensors, FeedForward, Heads, LayerTensors, Matrix, NormTensors, fingerprint};
 pub(crate) use rotary::RotarySettings;
 pub(crate) use served::NAMES;

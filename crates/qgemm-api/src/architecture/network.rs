@@ -17,7 +17,7 @@ use super::rotary::RotarySettings;
 /// println!("{} of {} layers", network.architecture(), network.layers());
 /// # Ok::<(), qgemm_api::Error>(())
 /// ```
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Network {
     pub(crate) architecture: &'static str,
     pub(crate) layers: Vec<LayerTensors>,
@@ -71,7 +71,7 @@ pub(crate) struct NormTensors {
 }
 
 /// Products of a layer.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct LayerTensors {
     pub q: Matrix,
     pub k: Matrix,
@@ -91,7 +91,7 @@ pub(crate) struct LayerTensors {
 }
 
 /// Feed-forward part of a layer.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum FeedForward {
     /// `down(activation(up))`, with an optional gate.
     Dense { gate: Option<Matrix>, up: Matrix, down: Matrix },
@@ -100,7 +100,7 @@ pub(crate) enum FeedForward {
 }
 
 /// Tensors of a layer of experts.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct ExpertTensors {
     pub router: Matrix,
     pub gate: Matrix,

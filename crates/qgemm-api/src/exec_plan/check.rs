@@ -170,9 +170,11 @@ impl OpChecks<'_> {
                 }
                 self.record(&self.ctx.explain_sampling(&op.as_sampling())?)?;
             }
+            ("all_reduce", None) => self.expect("d", &op.x, &op.d)?,
+            ("all_gather", None) => drop(op.as_collective()?),
             ("optimizer", None) => self.record(&self.ctx.explain_optimizer(&op.as_optimizer()?)?)?,
             (operation, _) => {
-                const KNOWN: &str = "gemm, experts, gradient or gather_rows with a weight, matmul, routing, norm, kv_append, attention, sampling, or optimizer";
+                const KNOWN: &str = "gemm, experts, gradient or gather_rows with a weight, matmul, routing, norm, kv_append, attention, sampling, optimizer, all_reduce or all_gather";
                 self.expect("operation", KNOWN, operation)?;
             }
         }

@@ -55,7 +55,12 @@ impl PlannedOp {
     pub(super) fn is_alike(&self, other: &Self) -> bool {
         let (a, b) = (self, other);
         let weight = |w: &Option<PlannedWeight>| {
-            w.as_ref().map(|w| PlannedWeight { region: String::new(), tensors: Vec::new(), ..w.clone() })
+            w.as_ref().map(|w| PlannedWeight {
+                region: String::new(),
+                tensors: Vec::new(),
+                shards: Vec::new(),
+                ..w.clone()
+            })
         };
         let types = |op: &PlannedOp| {
             [&op.x_dtype, &op.x_precision, &op.d_dtype, &op.activation]
@@ -71,7 +76,7 @@ impl PlannedOp {
             && types(a) == types(b)
             && same_options(&a.residual, &b.residual)
             && same_options(&a.offsets, &b.offsets)
-            && (a.products, a.scale) == (b.products, b.scale)
+            && (a.products, a.scale, &a.columns) == (b.products, b.scale, &b.columns)
             && a.b_dtype == b.b_dtype
             && same_options(&a.router_weights, &b.router_weights)
             && (a.top_k, &a.dispatch, &a.reduction) == (b.top_k, &b.dispatch, &b.reduction)

@@ -102,6 +102,7 @@ impl Builder<'_> {
             window: layer.window,
             score_scale: self.network.score_scale,
             sinks: layer.sinks.clone(),
+            first_head: self.part.first_head(),
             rotary: None,
             rotate_k: false,
             rotate_v: false,

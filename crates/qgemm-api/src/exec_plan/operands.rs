@@ -105,6 +105,9 @@ pub struct PlannedHeads {
     /// Region of the sinks: f32 `[heads]` (`attention`).
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub sinks: Option<String>,
+    /// First of these query heads in the model, whose sinks the tensor has (`attention`). 0 if absent.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub first_head: Option<usize>,
     /// Rotary embedding of queries (in place) and keys (`kv_append`).
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub rotary: Option<PlannedRotary>,

@@ -1,5 +1,5 @@
-//! Layers with a second norm in each part (Gemma 3):
-//! results are normalized before they are added.
+//! Layers whose norms add the results of parts: those with a second norm in each part
+//! (Gemma 3), and all layers on several ranks.
 
 use super::build::{Buffer, Builder, Hidden};
 use super::file::PlannedOp;
@@ -10,12 +10,13 @@ use crate::architecture::{LayerTensors, NormTensors};
 use crate::error::Error;
 
 impl Builder<'_> {
-    /// Adds a layer with two norms a part.
-    pub(super) fn post_norm_layer(
+    /// Adds a layer whose parts leave their result to the next norm, behind the sum over ranks and
+    /// the part's second norm.
+    pub(super) fn addends_layer(
         &mut self,
         i: usize,
         layer: &LayerTensors,
-        [behind_attention, behind_feed_forward]: &[NormTensors; 2],
+        post_norms: Option<&[NormTensors; 2]>,
         hidden: Hidden,
     ) -> Result<Hidden, Error> {
         let id = |role: &str| format!("blk.{i}.{role}");
@@ -33,12 +34,18 @@ impl Builder<'_> {
         let attended = self.attention(i, layer, qkv)?;
         let part = self.hidden(&id("attn_output"), layer.o.n);
         self.product(Product::new(id("attn_output"), &layer.o, attended, part.clone()))?;
-        let part = self.norm(id("attn_post_norm"), behind_attention, &part, part.clone())?;
+        self.all_reduce(id("attn_reduce"), &part)?;
+        if let Some([behind_attention, _]) = post_norms {
+            self.norm(id("attn_post_norm"), behind_attention, &part, part.clone())?;
+        }
         let (sum, x) =
             (self.hidden(&id("attn_residual"), part.columns), self.activation(&id("ffn_norm"), part.columns));
         self.norm_of_sum(id("ffn_norm"), before_feed_forward, [&part, &rows], &sum, &x)?;
         let part = self.feed_forward(i, &layer.feed_forward, None, x, None)?;
-        let part = self.norm(id("ffn_post_norm"), behind_feed_forward, &part, part.clone())?;
+        self.all_reduce(id("ffn_reduce"), &part)?;
+        if let Some([_, behind_feed_forward]) = post_norms {
+            self.norm(id("ffn_post_norm"), behind_feed_forward, &part, part.clone())?;
+        }
         Ok(Hidden::Addends(part, sum))
     }
 

@@ -2,6 +2,8 @@
 
 use std::sync::OnceLock;
 
+use qgemm_hal::Collective;
+
 use super::check::OpChecks;
 use super::file::PlannedOp;
 use crate::attention::AttentionPlan;
@@ -40,6 +42,7 @@ pub(super) enum Ready {
     Optimizer(OptimizerPlan),
     GatherRows(GatherRowsPlan),
     Sampling(SamplingPlan),
+    Collective(Collective),
 }
 
 impl Kernels {
@@ -84,6 +87,7 @@ impl Kernels {
             ("kv_append", _) => Ok(Ready::KvAppend(ctx.plan_kv_append(&op.as_kv_append()?)?)),
             ("attention", _) => Ok(Ready::Attention(ctx.plan_attention(&op.as_attention()?)?)),
             ("sampling", _) => Ok(Ready::Sampling(ctx.plan_sampling(&op.as_sampling())?)),
+            ("all_reduce" | "all_gather", _) => Ok(Ready::Collective(op.as_collective()?)),
             ("optimizer", _) => Ok(Ready::Optimizer(ctx.plan_optimizer(&op.as_optimizer()?)?)),
             _ => Err(Error::NotInPlan { what: "kernel", name: op.op_id.clone() }),
         }

@@ -12,8 +12,7 @@ use crate::error::HalError;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Collective {
-    /// Sum of D of all ranks, in place on every rank. Elements are added in f32, in
-    /// a fixed order, and rounded once.
+    /// Sum of D of all ranks, in place on every rank.
     AllReduce {
         /// Type of the elements.
         dtype: DType,

@@ -13,6 +13,8 @@ use crate::error::HalError;
 
 /// Time between looks for a file.
 const RETRY: Duration = Duration::from_millis(5);
+/// Most processes of a group.
+const MOST_RANKS: usize = 1024;
 /// Longest address in a file.
 const MOST_ADDRESS: u64 = 64;
 
@@ -36,9 +38,9 @@ impl Rendezvous {
     /// a file that exists; [`HalError::RankSilent`], [`HalError::RankGone`] and
     /// [`HalError::CollectiveMismatch`] as of an exchange.
     pub fn join(&self, rank: usize, world: usize, limit: Duration) -> Result<HostCommunicator, HalError> {
-        if rank >= world {
-            let expected = format!("a rank below {world}");
-            return Err(HalError::BadGroup { expected, got: format!("rank {rank}") });
+        if rank >= world || world > MOST_RANKS {
+            let expected = format!("a rank of at most {MOST_RANKS}");
+            return Err(HalError::BadGroup { expected, got: format!("rank {rank} of {world}") });
         }
         let joined = match (self, rank) {
             (Self::Tcp(address), _) if !address.ip().is_loopback() => {

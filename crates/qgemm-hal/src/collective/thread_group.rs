@@ -9,6 +9,9 @@ use super::exchange::{Exchange, Message};
 use super::host::HostCommunicator;
 use crate::error::HalError;
 
+/// Most threads of a group.
+const MOST_RANKS: usize = 1024;
+
 /// Delay of a rank before its message arrives in an exchange, numbered from 0; for tests.
 pub type Latency = Arc<dyn Fn(usize, usize) -> Duration + Send + Sync>;
 
@@ -55,7 +58,7 @@ impl ThreadGroup {
     /// A communicator for each rank, in order. A rank waits up to `limit` for the others.
     ///
     /// # Errors
-    /// [`HalError::BadGroup`] for no ranks.
+    /// [`HalError::BadGroup`] for no ranks, or too many.
     pub fn create(world: usize, limit: Duration) -> Result<Vec<HostCommunicator>, HalError> {
         Self::with_latency(world, limit, None)
     }
@@ -69,8 +72,8 @@ impl ThreadGroup {
         limit: Duration,
         latency: impl Into<Option<Latency>>,
     ) -> Result<Vec<HostCommunicator>, HalError> {
-        if world == 0 {
-            return Err(HalError::BadGroup { expected: "one rank or more".into(), got: "none".into() });
+        if !(1..=MOST_RANKS).contains(&world) {
+            return Err(HalError::BadGroup { expected: format!("1 to {MOST_RANKS} ranks"), got: world.to_string() });
         }
         let state = Mutex::new(State { arrived: vec![None; world], ..State::default() });
         let group = Arc::new(Self { world, limit, latency: latency.into(), state, changed: Condvar::new() });
