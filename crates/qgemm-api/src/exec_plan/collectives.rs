@@ -5,6 +5,7 @@
 
 use std::sync::atomic::Ordering;
 
+use qgemm_formats::DType;
 use qgemm_hal::Collective;
 use qgemm_sched::Bound;
 
@@ -98,9 +99,12 @@ impl PlannedOp {
 }
 
 impl ExecPlan {
-    /// Collectives of a step, with the operands' bytes on this rank. None for the whole model.
+    /// Collectives of a step, with the bytes of their results. None for the whole model.
     pub fn collectives(&self) -> impl Iterator<Item = (&PlannedOp, usize)> {
-        let bytes = |op: &PlannedOp| op.shape.m.saturating_mul(op.shape.n).saturating_mul(4);
+        let bytes = |op: &PlannedOp| {
+            let element = op.d_dtype.parse().map_or(0, DType::bytes);
+            op.shape.m.saturating_mul(op.shape.n).saturating_mul(element)
+        };
         self.ops.iter().filter(|op| op.is_collective()).map(move |op| (op, bytes(op)))
     }
 }
