@@ -75,7 +75,7 @@ pub struct Args {
 struct Report {
     architecture: String,
     device: String,
-    ranks: usize,
+    ranks: u32,
     text: String,
     prompt_tokens: usize,
     tokens: Vec<u32>,
@@ -110,12 +110,15 @@ pub fn run(args: &Args, printing: Printing) -> anyhow::Result<Holds> {
     let report = Report {
         architecture: model.architecture().to_owned(),
         device: model.context().info().id.to_string(),
-        ranks: ranks.len(),
+        ranks: args.ranks.tp,
         prompt_tokens: prompt.len(),
         load_seconds,
         ..Report::default()
     };
     let report = generate(args, &model, &prompt, report, json)?;
+    if !args.ranks.is_first() {
+        return Ok(Holds::Yes);
+    }
     if json {
         out::json(&report)?;
     } else {
@@ -168,7 +171,7 @@ fn generate(
                 report.log_probabilities.extend(token.log_probability);
             }
             report.text += &output.text;
-            if !json {
+            if !json && args.ranks.is_first() {
                 out::text(&shown(&output.text))?;
             }
             if let Some(finish) = output.finish {

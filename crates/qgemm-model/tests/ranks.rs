@@ -42,11 +42,9 @@ fn ranks() -> Vec<Context> {
 fn outcomes(model: &LanguageModel) -> Vec<Vec<u32>> {
     let mut engine = Engine::new(model, OPTIONS).expect("memory");
     let sampling = Sampling { temperature: 1.5, seed: 3, ..Sampling::default() };
-    for (prompt, generation) in [
-        (&[72, 105, 33][..], greedy(20)),
-        (&[7; 21], greedy(12)),
-        (&[1, 2], Generation { sampling, ..greedy(16) }),
-    ] {
+    for (prompt, generation) in
+        [(&[72, 105, 33][..], greedy(20)), (&[7; 21], greedy(12)), (&[1, 2], Generation { sampling, ..greedy(16) })]
+    {
         engine.start(prompt, generation).expect("a session");
     }
     run_all(&mut engine).into_values().map(|outcome: Outcome| outcome.ids).collect()

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use qgemm_hal::{Device, DeviceKind, ThreadGroup};
+use qgemm_hal::{Communicator, Device, DeviceKind, HostCommunicator, Rendezvous, ThreadGroup};
 
 use super::Context;
 use crate::backends::{self, DeviceChoice};
@@ -59,6 +59,36 @@ impl Context {
         });
         ranks.collect()
     }
+
+    /// Context of `rank` of `world`, whose others are processes that meet at `place`: of NCCL on CUDA, otherwise
+    /// through host memory. A rank waits up to `limit` for the others.
+    ///
+    /// # Errors
+    /// As [`Context::open`] and [`Rendezvous::join`]. [`Error::Hal`] when NCCL is missing or fails.
+    pub fn join_rank<'a>(
+        device: impl Into<DeviceChoice<'a>>,
+        place: &Rendezvous,
+        [rank, world]: [usize; 2],
+        limit: Duration,
+    ) -> Result<Self, Error> {
+        let device = backends::open(device.into())?;
+        let group = place.join(rank, world, limit)?;
+        let communicator = match device.info().id.kind {
+            DeviceKind::Cuda => cuda_rank(&*device, group, limit)?,
+            _ => Arc::new(group),
+        };
+        Ok(Self::from_device(device).with_communicator(communicator))
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn cuda_rank(device: &dyn Device, group: HostCommunicator, limit: Duration) -> Result<Arc<dyn Communicator>, Error> {
+    Ok(Arc::new(qgemm_cuda::nccl::of_processes(device, group, limit)?))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda_rank(_: &dyn Device, _: HostCommunicator, _: Duration) -> Result<Arc<dyn Communicator>, Error> {
+    Err(Error::BackendNotBuilt { kind: DeviceKind::Cuda, feature: "cuda" })
 }
 
 #[cfg(feature = "cuda")]

@@ -153,7 +153,7 @@ struct ModelRow {
     depth: usize,
     sessions: usize,
     /// Ranks among which the model is divided.
-    ranks: usize,
+    ranks: u32,
     kv_format: String,
     /// Whether cached keys and values have a Hadamard rotation.
     rotate_cache: bool,
@@ -254,7 +254,7 @@ pub fn run(ranks: &[Context], args: &Args, path: &Path, printing: Printing) -> a
             tokens: test.tokens,
             depth: test.depth,
             sessions: test.sessions,
-            ranks: ranks.len(),
+            ranks: args.ranks.tp,
             kv_format: kv_format.to_string(),
             rotate_cache: options.rotates_cache(),
             x_dtype: args.x_dtype.to_string(),

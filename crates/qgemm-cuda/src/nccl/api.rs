@@ -318,6 +318,17 @@ mod tests {
     }
 
     #[test]
+    fn a_group_has_an_id_where_nccl_is_installed() {
+        match Api::get() {
+            Ok(api) => {
+                let [first, second] = [(); 2].map(|()| api.unique_id().map(|id| id.0));
+                assert!(first.is_ok() && first != second, "{first:?}");
+            }
+            Err(error) => assert!(matches!(error, HalError::NoLibrary { library: "NCCL", .. }), "{error}"),
+        }
+    }
+
+    #[test]
     fn old_versions_are_refused() {
         assert!(check_version(21_805).is_ok() && check_version(22_703).is_ok());
         let words = check_version(21_403).unwrap_err().to_string();
