@@ -1,4 +1,5 @@
-//! Plans of ranks: what each has, their logits, and their failures.
+//! Plans of ranks: what each has, their logits, and their
+//! failures.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -53,7 +54,8 @@ fn logits(ctx: &Context, path: &Path) -> Result<[Vec<f32>; 2], Error> {
     Ok([run(&prompt, &[(&TOKENS, TOKENS.len() as u32)])?, run(&PlanOptions::new(1), &one_by_one)?])
 }
 
-/// Runs `work` on every rank, each in a thread that owns its context.
+/// Runs `work` on every rank, each in a thread that owns its
+/// context.
 fn on_ranks<T: Send>(ranks: Vec<Context>, work: impl Fn(Context) -> T + Sync) -> Vec<T> {
     thread::scope(|scope| {
         let work = &work;
@@ -262,7 +264,8 @@ fn failures_of_a_rank_are_errors_of_the_others() {
     drop(ranks);
 }
 
-/// Products of an engine of its own: gate and up column-parallel, down row-parallel, and a sum.
+/// Products of an engine of its own: gate and up column-parallel,
+/// down row-parallel, and a sum.
 #[test]
 fn an_engine_divides_its_own_products() {
     use qgemm_api::{Activation, Args, Problem, ShardAxis, quantize};

@@ -157,7 +157,7 @@ pub enum HalError {
     RankGone {
         /// The rank.
         rank: usize,
-        /// What it did or said last.
+        /// Reason, in its own words if it gave one.
         why: String,
     },
     /// A rank of a group does not answer.
@@ -193,7 +193,7 @@ pub enum HalError {
     BadGroup {
         /// The requirement.
         expected: String,
-        /// What came.
+        /// Numbers or texts that were given.
         got: String,
     },
     /// A library that is loaded at run time is missing, or too old.

@@ -1,4 +1,5 @@
-//! Groups of ranks: collectives, their order of sums, and their failures.
+//! Groups of ranks: collectives, their order of sums, and their
+//! failures.
 
 use std::net::SocketAddr;
 use std::panic::resume_unwind;
@@ -16,7 +17,8 @@ fn device() -> Arc<dyn Device> {
     noop::open("noop".parse().expect("a name")).expect("always there")
 }
 
-/// Runs `work` on every rank, each in a thread that owns its communicator.
+/// Runs `work` on every rank, each in a thread that owns its
+/// communicator.
 fn on_ranks<T: Send>(ranks: Vec<HostCommunicator>, work: impl Fn(HostCommunicator) -> T + Sync) -> Vec<T> {
     thread::scope(|scope| {
         let work = &work;
@@ -48,7 +50,8 @@ fn all_reduce(rank: &HostCommunicator, dtype: DType, values: &[f32]) -> Result<V
 
 #[test]
 fn sums_are_in_the_order_of_ranks() {
-    // In another order, small numbers are lost or large ones do not cancel.
+    // In another order, small numbers are lost or large ones do not
+    // cancel.
     let of_rank = [1e8f32, 3.0, -1e8, 0.5];
     let expected = of_rank.iter().fold(0.0, |sum, value| sum + value);
     let late: Latency = Arc::new(|rank, exchange| Duration::from_micros(((rank * 7 + exchange * 3) % 5 * 300) as u64));
@@ -166,8 +169,8 @@ fn play(
     Ok(())
 }
 
-/// Random ranks fail at random exchanges in every way. Nobody hangs, and everybody
-/// else has an error that names the rank.
+/// Random ranks fail at random exchanges in every way. Nobody
+/// hangs, and everybody else has an error that names the rank.
 #[test]
 fn a_thousand_failures_of_ranks_are_seen_by_all_others() {
     let limit = Duration::from_millis(100);
@@ -260,7 +263,8 @@ fn a_rank_of_another_world_is_refused() {
     });
 }
 
-/// Variables of a child process: where the group meets, and its rank.
+/// Variables of a child process: where the group meets, and its
+/// rank.
 const PLACE: &str = "QGEMM_TEST_GROUP";
 const RANK: &str = "QGEMM_TEST_RANK";
 

@@ -1,4 +1,5 @@
-//! [`Followers`]: the other ranks of a model, which run each job of the first one with it.
+//! [`Followers`]: the other ranks of a model, which run each job
+//! of the first one with it.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, PoisonError};
@@ -9,7 +10,8 @@ use qgemm_api::{Communicator, HalError};
 use crate::error::Error;
 use crate::language_model::LanguageModel;
 
-/// Threads of the other ranks, each with a model of its own. There are none for a model on one device.
+/// Threads of the other ranks, each with a model of its own.
+/// There are none for a model on one device.
 pub struct Followers<J> {
     model: LanguageModel,
     ranks: Vec<Follower<J>>,
@@ -24,7 +26,8 @@ struct Follower<J> {
 }
 
 impl<J: Send + Sync + 'static> Followers<J> {
-    /// Starts the ranks besides that of `model`. `make` makes in each thread what runs the rank's jobs.
+    /// Starts the ranks besides that of `model`. `make` makes in each
+    /// thread what runs the rank's jobs.
     ///
     /// # Errors
     /// When the system starts no more threads.
@@ -63,10 +66,12 @@ impl<J: Send + Sync + 'static> Followers<J> {
         Ok(followers)
     }
 
-    /// Waits until the other ranks are ready. `own` is what this one has.
+    /// Waits until the other ranks are ready. `own` is what this one
+    /// has.
     ///
     /// # Errors
-    /// The error of the rank that failed first, as far as that is known.
+    /// The error of the rank that failed first, as far as that is
+    /// known.
     pub fn ready<T>(&self, own: Result<T, Error>) -> Result<T, Error> {
         if self.ranks.is_empty() {
             return own;

@@ -1,4 +1,5 @@
-//! Models on two ranks: the tokens of one device, and ranks that fail.
+//! Models on two ranks: the tokens of one device, and ranks that
+//! fail.
 
 mod common;
 
@@ -38,7 +39,8 @@ fn ranks() -> Vec<Context> {
     Context::open_ranks("cpu", 2, LIMIT).expect("two ranks")
 }
 
-/// Texts of a few sessions at once: greedy ones, and one that draws.
+/// Texts of a few sessions at once: greedy ones, and one that
+/// draws.
 fn outcomes(model: &LanguageModel) -> Vec<Vec<u32>> {
     let mut engine = Engine::new(model, OPTIONS).expect("memory");
     let sampling = Sampling { temperature: 1.5, seed: 3, ..Sampling::default() };
@@ -133,7 +135,8 @@ fn what_cannot_be_divided_is_refused_when_the_model_is_opened() {
     assert!(LanguageModel::open_ranks(&[], folder.path(), EXACT).is_err());
 }
 
-/// Each rank runs the same sessions with a context of its own, as processes do.
+/// Each rank runs the same sessions with a context of its own, as
+/// processes do.
 #[test]
 fn ranks_that_run_the_same_sessions_have_the_same_tokens() {
     let folder = tempfile::tempdir().expect("a folder");

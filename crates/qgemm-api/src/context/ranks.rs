@@ -10,11 +10,14 @@ use crate::backends::{self, DeviceChoice};
 use crate::error::Error;
 
 impl Context {
-    /// Contexts of `world` ranks of this process, in order, each for a thread of its own. A rank waits up to
-    /// `limit` for the others.
+    /// Contexts of `world` ranks of this process, in order, each for
+    /// a thread of its own. A rank waits up to `limit` for the
+    /// others.
     ///
-    /// CUDA ranks have a GPU each, from the named one on, and collectives of NCCL. CPU ranks share the cores.
-    /// Ranks of other devices share the named one. Without NCCL, collectives pass through host memory.
+    /// CUDA ranks have a GPU each, from the named one on, and
+    /// collectives of NCCL. CPU ranks share the cores. Ranks of other
+    /// devices share the named one. Without NCCL, collectives pass
+    /// through host memory.
     ///
     /// ```
     /// use std::time::Duration;
@@ -36,7 +39,8 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// As [`Context::open`]. [`Error::Hal`] for no ranks, and when NCCL is missing or fails.
+    /// As [`Context::open`]. [`Error::Hal`] for no ranks, and when
+    /// NCCL is missing or fails.
     pub fn open_ranks<'a>(
         device: impl Into<DeviceChoice<'a>>,
         world: usize,
@@ -60,11 +64,13 @@ impl Context {
         ranks.collect()
     }
 
-    /// Context of `rank` of `world`, whose others are processes that meet at `place`: of NCCL on CUDA, otherwise
-    /// through host memory. A rank waits up to `limit` for the others.
+    /// Context of `rank` of `world`, whose others are processes that
+    /// meet at `place`: of NCCL on CUDA, otherwise through host
+    /// memory. A rank waits up to `limit` for the others.
     ///
     /// # Errors
-    /// As [`Context::open`] and [`Rendezvous::join`]. [`Error::Hal`] when NCCL is missing or fails.
+    /// As [`Context::open`] and [`Rendezvous::join`]. [`Error::Hal`]
+    /// when NCCL is missing or fails.
     pub fn join_rank<'a>(
         device: impl Into<DeviceChoice<'a>>,
         place: &Rendezvous,

@@ -1,7 +1,8 @@
 //! Collectives of a plan: what is planned, checked and agreed on.
 //!
-//! A collective is no operation of the library's list: it has no kernel to choose, and runs on a
-//! group that exists at run time only.
+//! A collective is no operation of the library's list: it has no
+//! kernel to choose, and runs on a group that exists at run time
+//! only.
 
 use std::sync::atomic::Ordering;
 
@@ -25,7 +26,8 @@ const ALL_REDUCE: &str = "all_reduce";
 const ALL_GATHER: &str = "all_gather";
 
 impl Builder<'_> {
-    /// Adds the sum of `d` over all ranks, in place. Nothing for one rank.
+    /// Adds the sum of `d` over all ranks, in place. Nothing for one
+    /// rank.
     pub(super) fn all_reduce(&mut self, op_id: String, d: &Buffer) -> Result<(), Error> {
         if !self.part.is_one_of_many() {
             return Ok(());
@@ -33,8 +35,8 @@ impl Builder<'_> {
         self.push(PlannedOp::collective(op_id, ALL_REDUCE, [d, d], None), d, std::slice::from_ref(&d.name))
     }
 
-    /// Adds a product that makes `d`, a column for each row of the head: this rank's, and
-    /// those of the others beside them.
+    /// Adds a product that makes `d`, a column for each row of the
+    /// head: this rank's, and those of the others beside them.
     pub(super) fn vocabulary(
         &mut self,
         d: Buffer,
@@ -99,7 +101,8 @@ impl PlannedOp {
 }
 
 impl ExecPlan {
-    /// Collectives of a step, with the bytes of their results. None for the whole model.
+    /// Collectives of a step, with the bytes of their results. None
+    /// for the whole model.
     pub fn collectives(&self) -> impl Iterator<Item = (&PlannedOp, usize)> {
         let bytes = |op: &PlannedOp| {
             let element = op.d_dtype.parse().map_or(0, DType::bytes);
@@ -110,8 +113,8 @@ impl ExecPlan {
 }
 
 impl Context {
-    /// Checks that a plan is of this context's rank, where it has one, and its collectives of
-    /// the plan's ranks.
+    /// Checks that a plan is of this context's rank, where it has
+    /// one, and its collectives of the plan's ranks.
     pub(super) fn check_ranks(&self, plan: &ExecPlan) -> Result<(), Error> {
         let Ranks { rank, world } = plan.runtime.ranks.unwrap_or(Ranks { rank: 0, world: 1 });
         if let Some(communicator) = self.communicator() {
@@ -137,7 +140,8 @@ impl Context {
 }
 
 impl LoadedPlan {
-    /// Compares the plan's collectives with those of the other ranks, once.
+    /// Compares the plan's collectives with those of the other ranks,
+    /// once.
     pub(super) fn agree(&self) -> Result<(), Error> {
         let plan = self.exec_plan();
         if plan.runtime.ranks.is_none() || self.is_agreed.load(Ordering::Relaxed) {

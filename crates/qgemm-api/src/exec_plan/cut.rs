@@ -30,7 +30,8 @@ impl PlannedWeight {
         Ok(whole.slice(shard.axis()?, shard.features())?)
     }
 
-    /// Biases of the features that the rank has, from those of the whole tensors.
+    /// Biases of the features that the rank has, from those of the
+    /// whole tensors.
     pub(super) fn of_biases(&self, whole: Vec<Vec<f32>>) -> Result<Vec<f32>, Error> {
         let Some(first) = self.shards.first() else { return Ok(whole.concat()) };
         // Of experts and of pairs, one part has several vectors.

@@ -1,8 +1,10 @@
 //! [`Part`]: the part of a network that one of several ranks has.
 //!
-//! Query heads go to ranks with their KV heads, features between the products of a feed-forward part
-//! in whole blocks of the format behind them, and rows of the head in runs. Products before them are
-//! column-parallel, products behind them row-parallel. Everything else is on every rank.
+//! Query heads go to ranks with their KV heads, features between
+//! the products of a feed-forward part in whole blocks of the
+//! format behind them, and rows of the head in runs. Products
+//! before them are column-parallel, products behind them
+//! row-parallel. Everything else is on every rank.
 
 use std::borrow::Borrow;
 use std::collections::HashMap;
@@ -14,8 +16,9 @@ use super::ranks::{PlannedShard, Ranks};
 use crate::architecture::{ExpertTensors, FeedForward, Heads, LayerTensors, Matrix, Network};
 use crate::error::Error;
 
-/// Features of a feed-forward part, and rows of a head, are cut at multiples of this: rows of vector
-/// loads, and of scales that rows share.
+/// Features of a feed-forward part, and rows of a head, are cut
+/// at multiples of this: rows of vector loads, and of scales that
+/// rows share.
 const RUN: usize = 32;
 
 /// One rank's part of a network; the whole of it without ranks.
@@ -36,8 +39,8 @@ impl Part {
     /// The part of a rank, for inference.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] for a rank beyond the world, [`Error::Indivisible`] for a network that
-    /// cannot be divided.
+    /// [`Error::OutOfRange`] for a rank beyond the world,
+    /// [`Error::Indivisible`] for a network that cannot be divided.
     pub fn of(network: &Network, ranks: Option<Ranks>, train: bool) -> Result<Self, Error> {
         let Some(ranks) = ranks else { return Ok(Self::default()) };
         let Ranks { rank, world } = ranks;
@@ -179,7 +182,8 @@ impl Part {
     }
 }
 
-/// Query heads and KV heads of a rank. Ranks share KV heads where there are too few.
+/// Query heads and KV heads of a rank. Ranks share KV heads where
+/// there are too few.
 fn heads_of(network: &Network, Ranks { rank, world }: Ranks) -> Result<(Range<usize>, Range<usize>), Error> {
     let Heads { heads, kv_heads, head_dim } = network.heads;
     let block = network.layers.iter().fold(1, |block, layer| multiple_of(layer.o.format.block_len, block));
@@ -189,7 +193,8 @@ fn heads_of(network: &Network, Ranks { rank, world }: Ranks) -> Result<(Range<us
     };
     let group = heads.checked_div(kv_heads).filter(|group| *group > 0);
     let group = group.ok_or_else(|| indivisible("expected query heads of each KV head".into()))?;
-    // Attention's result is cut between blocks of the output projection.
+    // Attention's result is cut between blocks of the output
+    // projection.
     let run_of = |heads: usize| (1..=block).find(|run| (run * heads * head_dim).is_multiple_of(block)).unwrap_or(block);
     if kv_heads >= world {
         let run = run_of(group);

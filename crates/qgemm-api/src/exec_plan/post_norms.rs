@@ -1,5 +1,6 @@
-//! Layers whose norms add the results of parts: those with a second norm in each part
-//! (Gemma 3), and all layers on several ranks.
+//! Layers whose norms add the results of parts: those
+//! with a second norm in each part (Gemma 3), and all
+//! layers on several ranks.
 
 use super::build::{Buffer, Builder, Hidden};
 use super::file::PlannedOp;
@@ -10,8 +11,9 @@ use crate::architecture::{LayerTensors, NormTensors};
 use crate::error::Error;
 
 impl Builder<'_> {
-    /// Adds a layer whose parts leave their result to the next norm, behind the sum over ranks and
-    /// the part's second norm.
+    /// Adds a layer whose parts leave their result to the
+    /// next norm, behind the sum over ranks and the part's
+    /// second norm.
     pub(super) fn addends_layer(
         &mut self,
         i: usize,
@@ -51,8 +53,8 @@ impl Builder<'_> {
 
     /// Adds the norm of `x + residual` into `d`.
     ///
-    /// It also writes the sum. Where `d` has fewer rows,
-    /// they are the last rows of equal shares.
+    /// It also writes the sum. Where `d` has fewer rows, they
+    /// are the last rows of equal shares.
     pub(super) fn norm_of_sum(
         &mut self,
         op_id: String,

@@ -1,4 +1,5 @@
-//! Ranks of a plan, and their parts of tensors, as plan files have them.
+//! Ranks of a plan, and their parts of tensors, as plan files
+//! have them.
 
 use std::ops::Range;
 
@@ -17,8 +18,8 @@ pub struct Ranks {
     pub world: usize,
 }
 
-/// A rank's part of a tensor: output features (`rows`) or input features (`columns`). Of experts, those
-/// of each.
+/// A rank's part of a tensor: output features (`rows`) or input
+/// features (`columns`). Of experts, those of each.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct PlannedShard {

@@ -101,7 +101,8 @@ impl Api {
         };
         let mut reasons = Vec::new();
         for name in names {
-            // SAFETY: loading NCCL runs its initialisers, which have no preconditions.
+            // SAFETY: loading NCCL runs its initialisers, which have no
+            // preconditions.
             match unsafe { Library::new(name) } {
                 Ok(library) => return Self::of(library),
                 Err(error) => reasons.push(error.to_string()),
@@ -115,7 +116,8 @@ impl Api {
     }
 
     fn of(library: Library) -> Result<Self, HalError> {
-        // SAFETY: this and the types below are those of `nccl.h` of NCCL 2.18.
+        // SAFETY: this and the types below are those of `nccl.h` of NCCL
+        // 2.18.
         let version = unsafe { function::<unsafe extern "C" fn(*mut c_int) -> c_int>(&library, "ncclGetVersion")? };
         let mut number = 0;
         // SAFETY: NCCL writes one integer, which lives through the call.
@@ -152,7 +154,8 @@ impl Api {
         self.check("ncclGetUniqueId", status).map(|()| id)
     }
 
-    /// Joins a group with the current context's device. Waits for all ranks.
+    /// Joins a group with the current context's device. Waits for all
+    /// ranks.
     pub fn init_rank(&self, id: UniqueId, rank: usize, world: usize) -> Result<Handle, String> {
         let mut handle = ptr::null_mut();
         let (rank, world) = (rank as c_int, world as c_int);
@@ -164,7 +167,8 @@ impl Api {
     /// Ends a communicator, and its kernels that wait for others.
     ///
     /// # Safety
-    /// The handle is of [`Api::init_rank`] and was not ended before. No other call begins with it.
+    /// The handle is of [`Api::init_rank`] and was not ended before.
+    /// No other call begins with it.
     pub unsafe fn abort(&self, handle: Handle) -> Result<(), String> {
         // SAFETY: by the caller.
         self.check("ncclCommAbort", unsafe { (self.abort)(handle) })
@@ -176,7 +180,8 @@ impl Api {
     /// The handle is alive.
     pub unsafe fn asynchronous_error(&self, handle: Handle) -> Result<(), String> {
         let mut error = SUCCESS;
-        // SAFETY: NCCL writes one number, which lives through the call; the handle is alive.
+        // SAFETY: NCCL writes one number, which lives through the call;
+        // the handle is alive.
         let status = unsafe { (self.asynchronous_error)(handle, &mut error) };
         self.check("ncclCommGetAsyncError", status)?;
         self.check("a collective", error)
@@ -195,8 +200,9 @@ impl Api {
     /// Sum over all ranks.
     ///
     /// # Safety
-    /// The handle is alive, and the addresses are of its device, with room for the elements until the stream
-    /// has done the work. So for the functions below.
+    /// The handle is alive, and the addresses are of its device, with
+    /// room for the elements until the stream has done the work. So
+    /// for the functions below.
     pub unsafe fn all_reduce(&self, on: Elements, handle: Handle, stream: CUstream) -> Result<(), String> {
         let (from, to) = on.pointers();
         // SAFETY: by the caller.
@@ -254,7 +260,8 @@ impl Api {
         if status == SUCCESS {
             return Ok(());
         }
-        // SAFETY: both return text of NCCL that lives on; no handle means the last error of any.
+        // SAFETY: both return text of NCCL that lives on; no handle
+        // means the last error of any.
         let [name, last] = unsafe { [(self.error_string)(status), (self.last_error)(ptr::null_mut())] }.map(|text| {
             if text.is_null() {
                 return String::new();

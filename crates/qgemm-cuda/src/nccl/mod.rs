@@ -1,9 +1,11 @@
 //! NCCL: collectives of several GPUs, loaded at run time.
 //!
-//! These are bindings of our own: cudarc's look for other names of the library than packages install,
-//! and panic when it is missing.
+//! These are bindings of our own: cudarc's look for other names
+//! of the library than packages install, and panic when it is
+//! missing.
 //!
-//! On hosts that are shared, set `NCCL_NVLS_ENABLE=0`: NVLink multicast needs resources of the whole machine.
+//! On hosts that are shared, set `NCCL_NVLS_ENABLE=0`: NVLink
+//! multicast needs resources of the whole machine.
 
 mod api;
 mod watch;
@@ -29,7 +31,8 @@ use api::{Api, Elements, Handle, Type};
 pub use api::{ID_BYTES, LIBRARY_VARIABLE};
 use watch::Watched;
 
-/// Identity of a new group, which its maker gives to all ranks ([`of_id`]).
+/// Identity of a new group, which its maker gives to all ranks
+/// ([`of_id`]).
 ///
 /// # Errors
 /// [`HalError::NoLibrary`], or what NCCL says.
@@ -38,14 +41,16 @@ pub fn unique_id() -> Result<[u8; ID_BYTES], HalError> {
     id.map(|id| id.0).map_err(|message| HalError::BadGroup { expected: "a new group".into(), got: message })
 }
 
-/// Communicators of ranks of this process, a device each, in order.
+/// Communicators of ranks of this process, a device each, in
+/// order.
 ///
-/// A rank waits up to `limit` for the others. One that drops its communicator, by a return or a
-/// panic, is gone for the others at once.
+/// A rank waits up to `limit` for the others. One that drops its
+/// communicator, by a return or a panic, is gone for the others
+/// at once.
 ///
 /// # Errors
-/// [`HalError::NoLibrary`]; [`HalError::GroupSilent`] when NCCL does not connect the devices in
-/// time; what NCCL says.
+/// [`HalError::NoLibrary`]; [`HalError::GroupSilent`] when NCCL
+/// does not connect the devices in time; what NCCL says.
 pub fn of_devices(devices: &[Arc<dyn Device>], limit: Duration) -> Result<Vec<NcclCommunicator>, HalError> {
     let id = unique_id()?;
     let world = devices.len();
@@ -57,8 +62,9 @@ pub fn of_devices(devices: &[Arc<dyn Device>], limit: Duration) -> Result<Vec<Nc
     joined.collect()
 }
 
-/// Communicator of a process among `control`'s, which [`qgemm_hal::Rendezvous`] joins. A process that dies
-/// is gone for the others at once.
+/// Communicator of a process among `control`'s, which
+/// [`qgemm_hal::Rendezvous`] joins. A process that dies is gone
+/// for the others at once.
 ///
 /// # Errors
 /// As [`of_devices`], and those of an exchange.
@@ -76,8 +82,9 @@ pub fn of_processes(
     Joining::begin(device, id, ranks)?.end(Some(control), limit, Instant::now() + limit)
 }
 
-/// Communicator of `rank` of `world`, whose group has an [id](unique_id) of the caller's. A rank that is
-/// gone is known by the time limit alone.
+/// Communicator of `rank` of `world`, whose group has an
+/// [id](unique_id) of the caller's. A rank that is gone is known
+/// by the time limit alone.
 ///
 /// # Errors
 /// As [`of_devices`].
@@ -94,7 +101,8 @@ pub fn of_id(
     Joining::begin(device, id, [rank, world])?.end(None, limit, Instant::now() + limit)
 }
 
-/// A rank that waits for the others to join, in a thread of its own: nothing ends that wait.
+/// A rank that waits for the others to join, in a thread of its
+/// own: nothing ends that wait.
 struct Joining {
     context: Arc<DeviceContext>,
     ranks: [usize; 2],
@@ -155,10 +163,12 @@ fn not_started(context: &DeviceContext, error: &std::io::Error) -> HalError {
     HalError::Driver { device: context.id(), call: "start of a thread", message: error.to_string() }
 }
 
-/// A rank's end of a group of GPUs. Collectives are work of the stream, which a graph can capture.
+/// A rank's end of a group of GPUs. Collectives are work of the
+/// stream, which a graph can capture.
 ///
-/// A thread watches the other ranks. When one is gone, or work takes too long, it ends the communicator with
-/// the kernels that wait for that rank.
+/// A thread watches the other ranks. When one is gone, or work
+/// takes too long, it ends the communicator with the kernels that
+/// wait for that rank.
 pub struct NcclCommunicator {
     rank: usize,
     world: usize,
@@ -172,8 +182,9 @@ impl NcclCommunicator {
         match collective {
             Collective::AllReduce { dtype, count } => {
                 let on = Elements { from: d, to: d, count: *count, element: of(*dtype) };
-                // SAFETY: the operands have room for the collective (`Collective::check`) and are on the device;
-                // the stream orders their use, and the handle is alive during the call.
+                // SAFETY: the operands have room for the collective
+                // (`Collective::check`) and are on the device; the stream orders
+                // their use, and the handle is alive during the call.
                 unsafe { api.all_reduce(on, handle, stream) }
             }
             Collective::AllGather { dtype, rows: 1, columns } if are_equal(columns) => {
@@ -259,7 +270,8 @@ impl Communicator for NcclCommunicator {
     }
 
     fn agree(&self, what: &str) -> Result<(), HalError> {
-        // A group of the caller's id has no other way than its collectives.
+        // A group of the caller's id has no other way than its
+        // collectives.
         self.watched.control.as_ref().map_or(Ok(()), |control| control.agree(what))
     }
 

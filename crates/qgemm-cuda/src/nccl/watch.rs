@@ -1,4 +1,5 @@
-//! A communicator's watch: it ends a communicator whose peers are gone, or whose calls take too long.
+//! A communicator's watch: it ends a communicator whose peers are
+//! gone, or whose calls take too long.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -10,7 +11,8 @@ use crate::driver::DeviceContext;
 
 /// Time between looks at the other ranks.
 const INTERVAL: Duration = Duration::from_millis(20);
-/// How long a call may take that began before the communicator failed.
+/// How long a call may take that began before the communicator
+/// failed.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// A communicator's handle, and why it ended.
@@ -25,8 +27,9 @@ pub struct Watched {
     changed: Condvar,
 }
 
-// SAFETY: the handle is used by one call at a time, which `state` admits, and by the watch; NCCL's
-// communicators may be used from every thread.
+// SAFETY: the handle is used by one call at a time, which
+// `state` admits, and by the watch; NCCL's communicators may be
+// used from every thread.
 unsafe impl Send for Watched {}
 // SAFETY: as above.
 unsafe impl Sync for Watched {}
@@ -57,11 +60,12 @@ impl Watched {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs a call that may wait for the other ranks. The watch ends the communicator when it takes
-    /// longer than the limit.
+    /// Runs a call that may wait for the other ranks. The watch ends
+    /// the communicator when it takes longer than the limit.
     ///
     /// # Errors
-    /// The error that ended the communicator; a driver error with what NCCL says.
+    /// The error that ended the communicator; a driver error with
+    /// what NCCL says.
     pub fn call(&self, what: &str, call: impl FnOnce(Handle) -> Result<(), HalError>) -> Result<(), HalError> {
         let mut state = self.lock();
         while state.call.is_some() && state.failed.is_none() {
@@ -99,7 +103,8 @@ impl Watched {
         self.changed.notify_all();
     }
 
-    /// Looks at the other ranks until the communicator fails or is not needed, and ends it.
+    /// Looks at the other ranks until the communicator fails or is
+    /// not needed, and ends it.
     pub fn watch(&self) {
         let mut state = self.lock();
         while !state.is_over && state.failed.is_none() {
@@ -107,7 +112,8 @@ impl Watched {
             let late = late.map(|(_, what)| HalError::GroupSilent { limit: self.limit, what: what.clone() });
             drop(state);
             let gone = self.control.as_ref().and_then(|control| control.exchange().check().err());
-            // SAFETY: the handle is alive: only this thread ends it, behind this loop.
+            // SAFETY: the handle is alive: only this thread ends it, behind
+            // this loop.
             let failed = || unsafe { self.api.asynchronous_error(self.handle) }.err().map(|why| self.error(why));
             let error = gone.or(late).or_else(failed);
             state = self.lock();
@@ -119,13 +125,15 @@ impl Watched {
         if let (Some(control), Some(error)) = (&self.control, &state.failed) {
             control.abort(&error.to_string());
         }
-        // No call begins any more. One that is under way soon returns, or waits within NCCL.
+        // No call begins any more. One that is under way soon returns,
+        // or waits within NCCL.
         let is_called = |state: &mut State| state.call.is_some();
         let waited = self.changed.wait_timeout_while(state, GRACE, is_called);
         drop(waited.unwrap_or_else(PoisonError::into_inner).0);
         let ended = self.context.bind().map_err(|error| error.to_string()).and_then(|()| {
-            // SAFETY: only this thread ends the handle, here. `failed` or `is_over` is set, so that no call
-            // begins with it; NCCL lets a call that waits within it return.
+            // SAFETY: only this thread ends the handle, here. `failed` or
+            // `is_over` is set, so that no call begins with it; NCCL lets a
+            // call that waits within it return.
             unsafe { self.api.abort(self.handle) }
         });
         if let Err(why) = ended {

@@ -1,4 +1,5 @@
-//! [`Communicator`]: one rank's end of a group, and the [`Collective`]s it runs.
+//! [`Communicator`]: one rank's end of a group, and the
+//! [`Collective`]s it runs.
 
 use std::fmt;
 
@@ -19,8 +20,8 @@ pub enum Collective {
         /// Number of elements.
         count: usize,
     },
-    /// Matrix D `[rows, sum of columns]` from X `[rows, columns of a rank]`,
-    /// side by side in the order of ranks.
+    /// Matrix D `[rows, sum of columns]` from X `[rows, columns of a
+    /// rank]`, side by side in the order of ranks.
     AllGather {
         /// Type of the elements.
         dtype: DType,
@@ -56,7 +57,8 @@ impl Collective {
         }
     }
 
-    /// Exact bytes of X and D of a rank. `None` for a rank that it does not have, and on overflow.
+    /// Exact bytes of X and D of a rank. `None` for a rank that it
+    /// does not have, and on overflow.
     pub fn bytes(&self, rank: usize) -> Option<[usize; 2]> {
         let total = |parts: &[usize]| parts.iter().try_fold(0usize, |sum, part| sum.checked_add(*part));
         match self {
@@ -85,8 +87,9 @@ impl Collective {
     /// Checks the operands of `rank` in a group of `world`.
     ///
     /// # Errors
-    /// [`HalError::BadGroup`] when the collective is not one of such a group;
-    /// [`HalError::OutOfBounds`] when an operand is too short.
+    /// [`HalError::BadGroup`] when the collective is not one of such
+    /// a group; [`HalError::OutOfBounds`] when an operand is too
+    /// short.
     pub fn check(&self, [rank, world]: [usize; 2], x: usize, d: usize) -> Result<(), HalError> {
         let bytes = self.bytes(rank).filter(|_| self.is_of(world));
         let wrong = || HalError::BadGroup { expected: format!("a collective of {world} ranks"), got: self.to_string() };
@@ -114,8 +117,9 @@ impl fmt::Display for Collective {
 
 /// One rank's end of a group of ranks.
 ///
-/// All ranks run the same collectives in the same order. After an error a group is of no use: every
-/// later call on every rank returns an error that names the rank which failed.
+/// All ranks run the same collectives in the same order. After an
+/// error a group is of no use: every later call on every rank
+/// returns an error that names the rank which failed.
 pub trait Communicator: Send + Sync + fmt::Debug {
     /// This rank, below [`Communicator::world`].
     fn rank(&self) -> usize;
@@ -123,11 +127,13 @@ pub trait Communicator: Send + Sync + fmt::Debug {
     /// Number of ranks.
     fn world(&self) -> usize;
 
-    /// Submits a collective to `stream` of `device`. X is of gathers and scatters alone.
+    /// Submits a collective to `stream` of `device`. X is of gathers
+    /// and scatters alone.
     ///
     /// # Errors
-    /// [`HalError::RankGone`], [`HalError::RankSilent`], [`HalError::CollectiveMismatch`];
-    /// errors of [`Collective::check`]; device errors.
+    /// [`HalError::RankGone`], [`HalError::RankSilent`],
+    /// [`HalError::CollectiveMismatch`]; errors of
+    /// [`Collective::check`]; device errors.
     fn submit(
         &self,
         device: &dyn Device,
@@ -137,26 +143,32 @@ pub trait Communicator: Send + Sync + fmt::Debug {
         d: BufferMut<'_>,
     ) -> Result<(), HalError>;
 
-    /// Whether collectives are work of the stream, which a graph can capture.
-    /// Others are complete when [`Communicator::submit`] returns.
+    /// Whether collectives are work of the stream, which a graph can
+    /// capture. Others are complete when [`Communicator::submit`]
+    /// returns.
     fn is_captured(&self) -> bool {
         false
     }
 
-    /// Compares `what` with that of all ranks, such as the shape of a plan.
+    /// Compares `what` with that of all ranks, such as the shape of a
+    /// plan.
     ///
     /// # Errors
-    /// [`HalError::CollectiveMismatch`], [`HalError::RankGone`], [`HalError::RankSilent`].
+    /// [`HalError::CollectiveMismatch`], [`HalError::RankGone`],
+    /// [`HalError::RankSilent`].
     fn agree(&self, what: &str) -> Result<(), HalError>;
 
-    /// Waits for the work of `stream`, but not for ranks that no longer answer.
+    /// Waits for the work of `stream`, but not for ranks that no
+    /// longer answer.
     ///
     /// # Errors
-    /// [`HalError::RankGone`], [`HalError::RankSilent`]; errors of that work.
+    /// [`HalError::RankGone`], [`HalError::RankSilent`]; errors of
+    /// that work.
     fn wait(&self, device: &dyn Device, stream: &Stream) -> Result<(), HalError> {
         device.synchronize(stream)
     }
 
-    /// Ends the group: this rank takes part no longer, and `why` is told to the others.
+    /// Ends the group: this rank takes part no longer, and `why` is
+    /// told to the others.
     fn abort(&self, why: &str);
 }

@@ -1,4 +1,5 @@
-//! [`HostCommunicator`]: collectives through host memory, on any device.
+//! [`HostCommunicator`]: collectives through host memory, on any
+//! device.
 
 use std::sync::Arc;
 
@@ -12,8 +13,9 @@ use crate::error::HalError;
 
 /// Communicator whose operands pass through host memory.
 ///
-/// Every rank adds the operands of all ranks in the order of ranks, in f32, so that all have the same
-/// bits in every run. A collective waits for the stream, and is complete on return.
+/// Every rank adds the operands of all ranks in the order of
+/// ranks, in f32, so that all have the same bits in every run. A
+/// collective waits for the stream, and is complete on return.
 #[derive(Debug)]
 pub struct HostCommunicator {
     exchange: Box<dyn Exchange>,
@@ -38,7 +40,8 @@ impl HostCommunicator {
             None => Ok(all),
             Some(rank) => {
                 let error = HalError::CollectiveMismatch { rank, expected: about, got: all[rank].about.clone() };
-                // The others find the difference, too, as this exchange is complete.
+                // The others find the difference, too, as this exchange is
+                // complete.
                 self.exchange.abort(&error.to_string());
                 Err(error)
             }

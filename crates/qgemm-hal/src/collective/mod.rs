@@ -1,4 +1,5 @@
-//! Collectives: operations in which all ranks of a group take part, and the groups.
+//! Collectives: operations of all ranks of a group, and the
+//! groups.
 
 mod communicator;
 mod exchange;

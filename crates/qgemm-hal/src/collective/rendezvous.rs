@@ -1,4 +1,5 @@
-//! [`Rendezvous`]: where the processes of a group find each other.
+//! [`Rendezvous`]: where the processes of a group find each
+//! other.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -22,20 +23,22 @@ const MOST_ADDRESS: u64 = 64;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Rendezvous {
-    /// Address on loopback at which rank 0 listens: `127.0.0.1:29500`.
+    /// Address on loopback at which rank 0 listens:
+    /// `127.0.0.1:29500`.
     Tcp(SocketAddr),
-    /// File into which rank 0 writes where it listens. It must not exist before, and is removed when
-    /// all have come.
+    /// File into which rank 0 writes where it listens. It must not
+    /// exist before, and is removed when all have come.
     File(PathBuf),
 }
 
 impl Rendezvous {
-    /// Joins the group as `rank` of `world`. Waits up to `limit` for the others, now and in
-    /// every exchange.
+    /// Joins the group as `rank` of `world`. Waits up to `limit` for
+    /// the others, now and in every exchange.
     ///
     /// # Errors
-    /// [`HalError::BadGroup`] for a rank beyond the world, an address that is not on loopback, or
-    /// a file that exists; [`HalError::RankSilent`], [`HalError::RankGone`] and
+    /// [`HalError::BadGroup`] for a rank beyond the world, an address
+    /// that is not on loopback, or a file that exists;
+    /// [`HalError::RankSilent`], [`HalError::RankGone`] and
     /// [`HalError::CollectiveMismatch`] as of an exchange.
     pub fn join(&self, rank: usize, world: usize, limit: Duration) -> Result<HostCommunicator, HalError> {
         if rank >= world || world > MOST_RANKS {

@@ -1,6 +1,7 @@
 //! Ranks that are processes of one machine, over TCP on loopback.
 //!
-//! Rank 0 is the hub: it reads the message of each rank, and sends all messages to each.
+//! Rank 0 is the hub: it reads the message of each rank, and
+//! sends all messages to each.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -28,7 +29,8 @@ pub struct SocketRank {
     rank: usize,
     world: usize,
     limit: Duration,
-    /// Connections of rank 0 to all others in order, or of another to rank 0.
+    /// Connections of rank 0 to all others in order, or of another to
+    /// rank 0.
     sockets: Vec<TcpStream>,
     /// The error that ended the group. Locked during an exchange.
     failed: Mutex<Option<HalError>>,
@@ -38,8 +40,8 @@ impl SocketRank {
     /// Rank 0 of `world`: waits for the others at `listener`.
     ///
     /// # Errors
-    /// [`HalError::RankSilent`] when one does not come, [`HalError::CollectiveMismatch`] when
-    /// one is of another group.
+    /// [`HalError::RankSilent`] when one does not come,
+    /// [`HalError::CollectiveMismatch`] when one is of another group.
     pub fn host(listener: &TcpListener, world: usize, limit: Duration) -> Result<Self, HalError> {
         let deadline = Instant::now() + limit;
         listener.set_nonblocking(true).map_err(|error| group_error("listen", &error))?;
@@ -71,7 +73,8 @@ impl SocketRank {
     /// Rank `rank` of `world`, whose rank 0 listens at `address`.
     ///
     /// # Errors
-    /// [`HalError::RankSilent`] when nobody listens, [`HalError::RankGone`] when it refuses.
+    /// [`HalError::RankSilent`] when nobody listens,
+    /// [`HalError::RankGone`] when it refuses.
     pub fn join(address: SocketAddr, [rank, world]: [usize; 2], limit: Duration) -> Result<Self, HalError> {
         let deadline = Instant::now() + limit;
         let silent = || HalError::RankSilent { rank: 0, limit, what: format!("joining the group at {address}") };
@@ -208,7 +211,8 @@ impl Exchange for SocketRank {
     }
 }
 
-/// Rank of a connection that greets as one of a group of `world`; `None` for a stranger.
+/// Rank of a connection that greets as one of a group of `world`;
+/// `None` for a stranger.
 fn greeted(mut socket: TcpStream, world: usize) -> Result<Option<(usize, TcpStream)>, HalError> {
     let mut greeting = [0; GREETING.len() + 16];
     let read = socket

@@ -12,12 +12,14 @@ use crate::error::HalError;
 /// Most threads of a group.
 const MOST_RANKS: usize = 1024;
 
-/// Delay of a rank before its message arrives in an exchange, numbered from 0; for tests.
+/// Delay of a rank before its message arrives in an exchange,
+/// numbered from 0; for tests.
 pub type Latency = Arc<dyn Fn(usize, usize) -> Duration + Send + Sync>;
 
 /// Ranks that are threads of one process.
 ///
-/// A communicator that is dropped, by a return or a panic, is gone for the others at once.
+/// A communicator that is dropped, by a return or a panic, is
+/// gone for the others at once.
 ///
 /// ```
 /// use std::time::Duration;
@@ -46,16 +48,19 @@ struct State {
     exchanges: usize,
     /// Messages of the exchange under way.
     arrived: Vec<Option<Arc<Message>>>,
-    /// Messages of the last completed exchange. No other completes before all ranks have taken them.
+    /// Messages of the last completed exchange. No other completes
+    /// before all ranks have taken them.
     complete: Vec<Arc<Message>>,
-    /// Ranks that take part no longer, and why, in the order in which they left.
+    /// Ranks that take part no longer, and why, in the order in which
+    /// they left.
     gone: Vec<(usize, String)>,
     /// The error that ended the group.
     failed: Option<HalError>,
 }
 
 impl ThreadGroup {
-    /// A communicator for each rank, in order. A rank waits up to `limit` for the others.
+    /// A communicator for each rank, in order. A rank waits up to
+    /// `limit` for the others.
     ///
     /// # Errors
     /// [`HalError::BadGroup`] for no ranks, or too many.
@@ -97,7 +102,8 @@ impl ThreadGroup {
 }
 
 impl State {
-    /// The error that ended the group, or a rank without which the exchange under way cannot end.
+    /// The error that ended the group, or a rank without which the
+    /// exchange under way cannot end.
     fn check(&self) -> Result<(), HalError> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
