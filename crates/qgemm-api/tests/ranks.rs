@@ -11,6 +11,7 @@ use qgemm_api::{Collective, Context, DType, Error, HalError, LoadedPlan, PlanOpt
 
 mod common {
     pub mod dense_model;
+    #[allow(dead_code, reason = "other tests use the rest")]
     pub mod models;
     pub mod plan_checks;
     pub mod schema;
@@ -78,11 +79,19 @@ fn models(folder: &Folder) -> Vec<std::path::PathBuf> {
         let roles = ["post_attention_norm", "post_ffw_norm"];
         post_normed.extend(roles.map(|role| norm(&format!("blk.{layer}.{role}"), HIDDEN)));
     }
+    // One KV head, which both ranks have.
+    let mut shared = dense(2);
+    shared.iter_mut().filter(|(name, ..)| name.contains("attn_k") || name.contains("attn_v")).for_each(|tensor| {
+        tensor.1[0] = HEAD_DIM;
+    });
+    let of_one = folder.0.path().join("one_kv_head.gguf");
+    std::fs::rename(folder.file("llama", &shared, 1), &of_one).expect("renamed");
     vec![
         folder.model("llama", &dense(2)),
         folder.model("qwen3", &normed),
         folder.model("qwen3moe", &of_experts(2)),
         folder.model("gemma3", &post_normed),
+        of_one,
     ]
 }
 
@@ -222,15 +231,9 @@ fn what_cannot_be_divided_is_named_with_its_numbers() {
     let mut train = options;
     train.train = true;
     refused(&dense(1), &train, 0, 2, &["a training step"]);
-    // Blocks of 256 columns.
-    let mut coarse = dense(1);
-    coarse.retain(|(name, ..)| !name.contains("ffn_"));
-    coarse.push(norm("blk.0.ffn_norm", HIDDEN));
-    for (role, n, k) in [("ffn_gate", 256, HIDDEN), ("ffn_up", 256, HIDDEN)] {
-        coarse.push((format!("blk.0.{role}.weight"), vec![n, k], "q4_0"));
-    }
-    coarse.push(("blk.0.ffn_down.weight".into(), vec![HIDDEN, 256], "q4_k"));
-    refused(&coarse, &options, 0, 2, &["256 features of a feed-forward part", "multiples of 256"]);
+    let mut fine = dense(1);
+    fine.iter_mut().filter(|(name, ..)| name.contains("attn_output")).for_each(|tensor| tensor.2 = "f16");
+    refused(&fine, &options, 0, 4, &["96 features of a feed-forward part", "multiples of 32", "3 runs"]);
 }
 
 #[test]

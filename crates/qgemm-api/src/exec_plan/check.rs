@@ -170,7 +170,10 @@ impl OpChecks<'_> {
                 }
                 self.record(&self.ctx.explain_sampling(&op.as_sampling())?)?;
             }
-            ("all_reduce", None) => self.expect("d", &op.x, &op.d)?,
+            ("all_reduce", None) => {
+                self.expect("d", &op.x, &op.d)?;
+                op.as_collective()?;
+            }
             ("all_gather", None) => drop(op.as_collective()?),
             ("optimizer", None) => self.record(&self.ctx.explain_optimizer(&op.as_optimizer()?)?)?,
             (operation, _) => {
