@@ -26,7 +26,7 @@ impl Context {
     /// let ranks = Context::open_ranks("cpu", 2, Duration::from_secs(10))?;
     /// std::thread::scope(|scope| {
     ///     for ctx in &ranks {
-    ///         scope.spawn(|| -> Result<(), qgemm_api::Error> {
+    ///         scope.spawn(move || -> Result<(), qgemm_api::Error> {
     ///             let mut part = ctx.upload(&[1.5f32; 8])?; // such as D of a row-parallel product
     ///             let sum = Collective::AllReduce { dtype: DType::F32, count: 8 };
     ///             ctx.submit(&ctx.default_stream(), &sum, None, &mut part)?;

@@ -28,7 +28,7 @@ pub type Latency = Arc<dyn Fn(usize, usize) -> Duration + Send + Sync>;
 /// let ranks = ThreadGroup::create(2, Duration::from_secs(1))?;
 /// std::thread::scope(|scope| {
 ///     for rank in &ranks {
-///         scope.spawn(|| rank.agree("the same plan").expect("both are there"));
+///         scope.spawn(move || rank.agree("the same plan").expect("both are there"));
 ///     }
 /// });
 /// # Ok::<(), qgemm_hal::HalError>(())
