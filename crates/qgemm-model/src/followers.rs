@@ -53,7 +53,10 @@ impl<J: Send + Sync + 'static> Followers<J> {
                 };
                 let mut run = match make(&other) {
                     Ok(run) => run,
-                    Err(error) => return drop(follow(Err(error))),
+                    Err(error) => {
+                        follow(Err(error));
+                        return;
+                    }
                 };
                 if follow(Ok(())) {
                     to_do.iter().take_while(|job| follow(run(job))).for_each(drop);
