@@ -71,6 +71,19 @@ pub enum Error {
         /// Sequences.
         sequences: usize,
     },
+    /// Part of a model that cannot be divided among ranks.
+    #[error("{what} among {world} ranks: {why}")]
+    Indivisible {
+        /// The part, with its numbers.
+        what: String,
+        /// Number of ranks.
+        world: usize,
+        /// The requirement.
+        why: String,
+    },
+    /// Collective of a context that is of no group.
+    #[error("a collective needs a context with a communicator")]
+    NoCommunicator,
     /// An operation does not support this size.
     #[error("{name} = {got}: expected {least} to {most}")]
     OutOfRange {

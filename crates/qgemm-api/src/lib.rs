@@ -164,7 +164,7 @@ pub use context::Context;
 pub use convert::{Conversion, ConversionArgs, ConversionPlan};
 pub use described::{DescribedExperts, DescribedWeight};
 pub use error::Error;
-pub use exec_plan::{ExecPlan, LoadedPlan, OpWeights, PlanArena, PlanOptions, PlanWeights, StepGraph};
+pub use exec_plan::{ExecPlan, LoadedPlan, OpWeights, PlanArena, PlanOptions, PlanWeights, Ranks, StepGraph};
 pub use experts::{
     ExpertArgs, ExpertPlan, ExpertProblem, Experts, Moe, MoeArgs, MoeLayer, MoePlan, MoeSource, MoeWorkspace,
     expert_lists,
@@ -209,9 +209,10 @@ pub use qgemm_formats::{
 };
 pub use qgemm_hal::op::sampling::SamplingParameters;
 pub use qgemm_hal::{
-    Activation, Buffer, BufferMut, BufferRef, ClampedSwiglu, Combine, Device, DeviceId, DeviceInfo, DeviceKind, Event,
-    ExpertFault, ExpertGroups, FactorFormat, Feature, GateFunction, HalError, KvFormat, KvFormats, MaskBits,
-    MatmulLayout, NormFunction, NormKind, Scoring, Stream, UpdateKind, UpdateRule, XPrecision,
+    Activation, Buffer, BufferMut, BufferRef, ClampedSwiglu, Collective, Combine, Communicator, Device, DeviceId,
+    DeviceInfo, DeviceKind, Event, ExpertFault, ExpertGroups, FactorFormat, Feature, GateFunction, HalError,
+    HostCommunicator, KvFormat, KvFormats, MaskBits, MatmulLayout, NormFunction, NormKind, Rendezvous, Scoring, Stream,
+    ThreadGroup, UpdateKind, UpdateRule, XPrecision,
 };
 pub use qgemm_sched::SchedError;
 
@@ -238,8 +239,8 @@ pub mod exec {
     pub use crate::exec_plan::{
         Barrier, BarrierKind, ExecPlan, MemoryPlan, ModelRecord, Phase, PhaseRange, PlannedCache, PlannedConv,
         PlannedGate, PlannedHeads, PlannedLinear, PlannedNorm, PlannedOp, PlannedOptimizer, PlannedPages,
-        PlannedRotary, PlannedRotation, PlannedRows, PlannedScaling, PlannedSegment, PlannedState, PlannedTables,
-        PlannedWeight, Region, RegionKind, Runtime, RuntimeMode,
+        PlannedRotary, PlannedRotation, PlannedRows, PlannedScaling, PlannedSegment, PlannedShard, PlannedState,
+        PlannedTables, PlannedWeight, Region, RegionKind, Runtime, RuntimeMode,
     };
 }
 
@@ -260,7 +261,7 @@ pub mod cpu;
 pub mod cuda {
     pub use qgemm_cuda::{
         AddressSpace, BundleContents, CacheFolder, Compiler, Graph, Installation, LentGraph, TimelineEntry, capture,
-        capture_lent, capture_with, copy_bandwidth, cudarc, device_address, from_cudarc_stream, installation,
+        capture_lent, capture_with, copy_bandwidth, cudarc, device_address, from_cudarc_stream, installation, nccl,
         read_bandwidth, record_timeline, repack_bandwidth, wrap_device_ptr, wrap_stream,
     };
 }

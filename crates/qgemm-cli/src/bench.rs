@@ -33,6 +33,7 @@ use crate::operations::experts::Form;
 use crate::operations::{Op, gemm};
 use crate::out::{self, Printing};
 use crate::progress::Progress;
+use crate::ranks::RankArgs;
 use crate::table::Table;
 use crate::whole_file::{Existing, WholeFile};
 use baseline::Baseline;
@@ -55,6 +56,8 @@ pub struct Args {
     /// Device: cpu, cuda:0, wgpu:0, or auto (the best available).
     #[arg(long, default_value = "auto")]
     pub device: String,
+    #[command(flatten)]
+    pub ranks: RankArgs,
     /// The operation (default: gemm, or a whole model).
     #[arg(long, value_enum)]
     pub op: Option<Op>,
@@ -225,12 +228,13 @@ pub struct Args {
 /// When the device, the model or a file fails, or no kernel
 /// supports a shape.
 pub fn run(args: &Args, printing: Printing) -> anyhow::Result<Holds> {
-    let mut ctx = Context::open(&args.device)?;
     if let (Some(model), None) = (&args.model, args.op) {
         args.check_whole_model()?;
         let tuned = args.tuned.as_deref().map_or(Ok(Tuned::Auto), choice::tuned)?;
-        return language_model::run(&ctx.with_tuned(tuned), args, model, printing);
+        return language_model::run(&args.ranks.open(&args.device, &tuned)?, args, model, printing);
     }
+    ensure!(args.ranks.tp == 1, "`--tp` is of a whole model, without `--op`");
+    let mut ctx = Context::open(&args.device)?;
     if let Some(path) = &args.tuned {
         ctx = ctx.with_tuned(choice::tuned(path)?);
     }

@@ -26,6 +26,7 @@ mod prepare;
 mod progress;
 mod provenance;
 mod quantize;
+mod ranks;
 mod report;
 mod run;
 mod stress;

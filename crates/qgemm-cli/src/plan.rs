@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 use qgemm_api::exec::{ExecPlan, RegionKind};
-use qgemm_api::{Context, DType, KvFormat, PlanOptions, Tuned, XPrecision, open_model};
+use qgemm_api::{Context, DType, KvFormat, PlanOptions, Ranks, Tuned, XPrecision, open_model};
 
 use crate::holds::Holds;
 use crate::out::{self, Printing};
@@ -52,6 +52,13 @@ pub struct Args {
     /// Sample the next token of each sequence.
     #[arg(long)]
     sampling: bool,
+    /// Plan one rank of this many, among which the model is divided
+    /// (tensor parallelism). No rank needs to be present.
+    #[arg(long, value_name = "RANKS")]
+    tp: Option<usize>,
+    /// The rank to plan, from 0 on.
+    #[arg(long, default_value_t = 0, requires = "tp")]
+    rank: usize,
     /// Device: cpu, cuda:0, wgpu:0, auto (the best available), or a
     /// chip that need not be present, such as emu:sm90.
     #[arg(long, default_value = "auto")]
@@ -101,6 +108,7 @@ pub fn run(args: &Args, printing: Printing) -> anyhow::Result<Holds> {
             (options.x_dtype, options.x_precision, options.train) = (args.x_dtype, args.x_precision, args.train);
             (options.kv_format, options.page_size, options.pages) = (args.kv_format, args.page_size, args.pages);
             (options.rotate_cache, options.slots) = (args.rotate_cache, args.slots);
+            options.ranks = args.tp.map(|world| Ranks { rank: args.rank, world });
             (options.all_logits, options.sampling) = (args.all_logits, args.sampling);
             // First, so that an unwritable output does not waste the work.
             let file = args.output.as_ref().map(|path| WholeFile::create(path, Existing::Replace)).transpose()?;
@@ -127,8 +135,12 @@ fn summary(plan: &ExecPlan) -> String {
     let seconds: f64 = plan.ops.iter().map(|op| op.estimate_seconds).sum();
     let changes = memory.arena_bytes.saturating_sub(memory.weights_end) as u64;
     let apart = memory.bytes_without_reuse.saturating_sub(memory.weights_end) as u64;
+    let of_rank = plan.runtime.ranks.map_or_else(String::new, |Ranks { rank, world }| {
+        let (count, moved) = plan.collectives().fold((0, 0u64), |(n, sum), (_, bytes)| (n + 1, sum + bytes as u64));
+        format!("\nrank {rank} of {world}: {count} collectives of {} in all, without their time", bytes(moved))
+    });
     format!(
-        "{}, {} layers, {} tokens of {} sequences, on {} ({})\n{} operations, {:.1} us expected\narena {}: weights {}, workspace {}, \
+        "{}, {} layers, {} tokens of {} sequences, on {} ({})\n{} operations, {:.1} us expected{of_rank}\narena {}: weights {}, workspace {}, \
          KV cache {}, recurrent states {}, all that changes {} ({} without reuse)",
         model.architecture,
         model.layers,

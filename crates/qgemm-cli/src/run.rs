@@ -4,12 +4,13 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::Context as _;
-use qgemm_api::{Context, DType, KvFormat, Tuned, XPrecision, printable};
+use qgemm_api::{DType, KvFormat, Tuned, XPrecision, printable};
 use qgemm_model::{Engine, EngineOptions, Finish, Generation, LanguageModel, Message, Precision, Sampling};
 use serde::Serialize;
 
 use crate::holds::Holds;
 use crate::out::{self, Printing};
+use crate::ranks::RankArgs;
 
 /// Options of the command.
 #[derive(clap::Args)]
@@ -28,6 +29,8 @@ pub struct Args {
     /// Device: cpu, cuda:0, wgpu:0, or auto (the best available).
     #[arg(long, default_value = "auto")]
     device: String,
+    #[command(flatten)]
+    ranks: RankArgs,
     /// Tokens to generate at most.
     #[arg(long, default_value_t = 128)]
     tokens: usize,
@@ -72,6 +75,7 @@ pub struct Args {
 struct Report {
     architecture: String,
     device: String,
+    ranks: u32,
     text: String,
     prompt_tokens: usize,
     tokens: Vec<u32>,
@@ -92,9 +96,9 @@ struct Report {
 pub fn run(args: &Args, printing: Printing) -> anyhow::Result<Holds> {
     let json = printing.json("run")?;
     let start = Instant::now();
-    let ctx = Context::open(&args.device)?.with_tuned(Tuned::Auto);
+    let ranks = args.ranks.open(&args.device, &Tuned::Auto)?;
     let precision = Precision { activations: args.x_dtype, x_precision: args.x_precision, ..Precision::default() };
-    let model = LanguageModel::open(&ctx, &args.model, precision)?;
+    let model = LanguageModel::open_ranks(&ranks, &args.model, precision)?;
     let load_seconds = start.elapsed().as_secs_f64();
     let prompt = match args.chat {
         false => model.tokenizer().encode(&args.prompt)?,
@@ -105,12 +109,16 @@ pub fn run(args: &Args, printing: Printing) -> anyhow::Result<Holds> {
     };
     let report = Report {
         architecture: model.architecture().to_owned(),
-        device: ctx.info().id.to_string(),
+        device: model.context().info().id.to_string(),
+        ranks: args.ranks.tp,
         prompt_tokens: prompt.len(),
         load_seconds,
         ..Report::default()
     };
     let report = generate(args, &model, &prompt, report, json)?;
+    if !args.ranks.is_first() {
+        return Ok(Holds::Yes);
+    }
     if json {
         out::json(&report)?;
     } else {
@@ -163,7 +171,7 @@ fn generate(
                 report.log_probabilities.extend(token.log_probability);
             }
             report.text += &output.text;
-            if !json {
+            if !json && args.ranks.is_first() {
                 out::text(&shown(&output.text))?;
             }
             if let Some(finish) = output.finish {

@@ -46,6 +46,28 @@ fn explain_says_what_would_run_and_why() {
 }
 
 #[test]
+fn the_plan_of_a_rank_is_written_and_checked_without_it() {
+    let folder = tempfile::tempdir().expect("writable");
+    let (model, output) = (model(folder.path()), folder.path().join("rank.json"));
+    let base = ["plan", text(&model), "--batch", "4", "--device", "cpu"];
+    let said = succeeds(&[&base[..], &["--tp", "2", "--rank", "1", "-o", text(&output)]].concat());
+    // Sums of 4 x 64 behind attention and the feed-forward part, and 4 x 80 logits, in f32.
+    assert!(said.contains("rank 1 of 2: 3 collectives"), "{said}");
+    let plan: Value = serde_json::from_slice(&fs::read(&output).expect("written")).expect("JSON");
+    assert_eq!(plan["runtime"]["ranks"], json!({ "rank": 1, "world": 2 }));
+    assert!(succeeds(&[&base[..], &["--check", text(&output)]].concat()).contains("rank 1 of 2"));
+    for (options, part) in [
+        (&["--tp", "3"][..], "4 query heads of 2 KV heads"),
+        (&["--tp", "2", "--rank", "2"], "rank = 2"),
+        (&["--rank", "1"], "--tp"),
+    ] {
+        let refused = qgemm(&[&base[..], options].concat());
+        let errors = String::from_utf8_lossy(&refused.stderr);
+        assert!(!refused.status.success() && errors.contains(part), "{options:?}: {errors}");
+    }
+}
+
+#[test]
 fn plan_writes_what_it_checks() {
     let folder = tempfile::tempdir().expect("writable");
     let (model, output) = (model(folder.path()), folder.path().join("plan.json"));

@@ -5,7 +5,9 @@
 
 mod support;
 
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use qgemm_testkit::skipped;
 use serde_json::Value;
@@ -31,6 +33,54 @@ fn a_text_is_continued() {
     assert_eq!((json["tokens"].as_array().map(Vec::len), json["prompt_tokens"].as_u64()), (Some(8), Some(5)));
     let probabilities = json["log_probabilities"].as_array().expect("numbers");
     assert!(probabilities.len() == 8 && probabilities.iter().all(|p| p.as_f64().is_some_and(|p| p <= 0.0)));
+}
+
+/// Three KV heads, of which one rank has two.
+#[test]
+fn two_ranks_continue_a_text_as_one_device() {
+    let Some(path) = smollm2("two_ranks_continue_a_text_as_one_device") else { return };
+    let base = ["run", text(&path), "The capital of France is", "--device", "cpu", "--tokens", "8", "--json"];
+    let [one, two]: [Value; 2] = [&[][..], &["--tp", "2"]].map(|ranks| {
+        let printed = succeeds(&[&base[..], ranks].concat());
+        serde_json::from_str(&printed).expect("JSON")
+    });
+    assert_eq!((&two["tokens"], &two["text"]), (&one["tokens"], &one["text"]));
+    assert_eq!((one["ranks"].as_u64(), two["ranks"].as_u64()), (Some(1), Some(2)));
+    let rows = bench(&path, &["--pp", "8", "--tg", "2", "--tp", "2"]);
+    assert!(rows.len() == 2 && rows.iter().all(|row| row["ranks"] == 2), "{rows:?}");
+    let output = qgemm(&[&base[..], &["--tp", "4"]].concat());
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && errors.contains("9 query heads of 3 KV heads"), "{errors}");
+}
+
+/// Processes that meet at a file: rank 0 prints, and sees when another dies.
+#[test]
+fn two_processes_continue_a_text_as_one_device() {
+    let Some(path) = smollm2("two_processes_continue_a_text_as_one_device") else { return };
+    let folder = tempfile::tempdir().expect("a writable folder");
+    let start = |place: &Path, rank: &str, tokens: &str| {
+        let ranks = ["--tp", "2", "--rank", rank, "--join", text(place), "--tokens", tokens];
+        let base = ["run", text(&path), "The capital of France is", "--device", "cpu"];
+        let mut command = Command::new(env!("CARGO_BIN_EXE_qgemm"));
+        command.args(base).args(ranks).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().expect("it starts")
+    };
+    let place = folder.path().join("both");
+    let [first, second] = ["0", "1"].map(|rank| start(&place, rank, "8"));
+    let [first, second] = [first, second].map(|rank| rank.wait_with_output().expect("it ends"));
+    assert!(first.status.success() && second.status.success(), "{}", String::from_utf8_lossy(&second.stderr));
+    let alone = succeeds(&["run", text(&path), "The capital of France is", "--device", "cpu", "--tokens", "8"]);
+    assert_eq!((String::from_utf8_lossy(&first.stdout).into_owned(), second.stdout), (alone, Vec::new()));
+
+    let place = folder.path().join("dying");
+    let (mut first, mut second) = (start(&place, "0", "2000"), start(&place, "1", "2000"));
+    // Text comes when both are at work.
+    first.stdout.as_mut().expect("a pipe").read_exact(&mut [0]).expect("text");
+    second.kill().expect("it runs");
+    second.wait().expect("it ends");
+    let first = first.wait_with_output().expect("it ends");
+    let errors = String::from_utf8_lossy(&first.stderr);
+    assert!(!first.status.success() && errors.contains("rank 1 is gone"), "{errors}");
 }
 
 #[test]

@@ -30,6 +30,7 @@ mod installation;
 mod jit;
 mod launch;
 mod memory;
+pub mod nccl;
 mod nvrtc;
 mod private;
 mod probe;

@@ -221,6 +221,18 @@ pub enum FormatError {
         /// Length of a run.
         unit: usize,
     },
+    /// Part of a weight that cannot be cut out.
+    #[error("{what} {}..{} of {len}: expected a range whose borders are multiples of {unit}", .range.start, .range.end)]
+    NoRange {
+        /// Rows or columns.
+        what: &'static str,
+        /// The range.
+        range: std::ops::Range<usize>,
+        /// Rows or columns of the weight.
+        len: usize,
+        /// Length of what stays together.
+        unit: usize,
+    },
     /// Row that a weight has not.
     #[error("row {row}: expected a row below {n}")]
     NoRow {

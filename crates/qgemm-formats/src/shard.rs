@@ -94,6 +94,28 @@ impl HostWeight {
         }
     }
 
+    /// Part of the weight: a range of rows, or of stored columns.
+    ///
+    /// Rows share the memory of this weight; columns are copied.
+    ///
+    /// # Errors
+    /// [`FormatError::NoRange`] for an empty range or one beyond the weight, and for a border
+    /// within a block or within a run of 8 rows with shared scales.
+    pub fn slice(&self, axis: ShardAxis, range: Range<usize>) -> Result<Self, FormatError> {
+        let (what, len, unit) = match axis {
+            ShardAxis::Rows => ("rows", self.n(), self.row_unit()),
+            ShardAxis::Columns => ("columns", self.stored_k(), self.format().block_len),
+        };
+        let is_border = |at: usize| at.is_multiple_of(unit) || at == len;
+        if range.is_empty() || range.end > len || !is_border(range.start) || !is_border(range.end) {
+            return Err(FormatError::NoRange { what, range, len, unit });
+        }
+        match axis {
+            ShardAxis::Rows => self.rows_between(range),
+            ShardAxis::Columns => self.columns_between(range.start / unit..range.end.div_ceil(unit)),
+        }
+    }
+
     /// Features of [`HostWeight::shard`]: output features of a row shard,
     /// input features of a column shard.
     ///
@@ -246,26 +268,40 @@ impl HostExperts {
     /// # Errors
     /// As [`HostWeight::shard`]. Gated pairs are cut between runs of 8 features.
     pub fn shard(&self, axis: ShardAxis, rank: usize, world: usize) -> Result<Self, FormatError> {
-        let pairs = match axis {
-            ShardAxis::Rows if self.is_gated() => {
-                Some(shard_of("runs of 8 features of a pair", self.n().div_ceil(PAIR_ROWS), rank, world)?)
-            }
-            _ => None,
+        let runs = |range: Range<usize>| range.start * PAIR_ROWS..(range.end * PAIR_ROWS).min(self.n());
+        if axis == ShardAxis::Rows && self.is_gated() {
+            let what = "runs of 8 features of a pair";
+            return self.slice(axis, runs(shard_of(what, self.n().div_ceil(PAIR_ROWS), rank, world)?));
+        }
+        let shards = (0..self.experts()).map(|expert| self.expert(expert)?.shard(axis, rank, world));
+        self.like_these(&shards.collect::<Result<Vec<_>, _>>()?, self.n())
+    }
+
+    /// Slice of every expert: a range of its features, or of its stored columns.
+    ///
+    /// # Errors
+    /// As [`HostWeight::slice`]. Gated pairs are cut between runs of 8 features.
+    pub fn slice(&self, axis: ShardAxis, range: Range<usize>) -> Result<Self, FormatError> {
+        let (len, unit) = (self.n(), PAIR_ROWS);
+        let is_pair = axis == ShardAxis::Rows && self.is_gated();
+        let is_border = |at: usize| at.is_multiple_of(unit) || at == len;
+        if is_pair && !(is_border(range.start) && is_border(range.end)) {
+            return Err(FormatError::NoRange { what: "features of a pair", range, len, unit });
+        }
+        let features = if axis == ShardAxis::Rows { range.len() } else { self.n() };
+        let rows = match is_pair {
+            // The last run of a pair is padded.
+            true => 2 * range.start..2 * range.end.next_multiple_of(unit),
+            false => range,
         };
-        let cut = |expert: usize| {
-            let whole = self.expert(expert)?;
-            match &pairs {
-                Some(runs) => whole.rows_between(runs.start * 2 * PAIR_ROWS..runs.end * 2 * PAIR_ROWS),
-                None => whole.shard(axis, rank, world),
-            }
-        };
-        let shards = (0..self.experts()).map(cut).collect::<Result<Vec<_>, _>>()?;
-        let shard = Self::new(&shards)?;
-        Ok(match pairs {
-            Some(runs) => shard.of_pairs((runs.end * PAIR_ROWS).min(self.n()) - runs.start * PAIR_ROWS),
-            None if self.is_gated() => shard.of_pairs(self.n()),
-            None => shard,
-        })
+        let slices = (0..self.experts()).map(|expert| self.expert(expert)?.slice(axis, rows.clone()));
+        self.like_these(&slices.collect::<Result<Vec<_>, _>>()?, features)
+    }
+
+    /// Experts of the same kind with `features` output features each.
+    fn like_these(&self, parts: &[HostWeight], features: usize) -> Result<Self, FormatError> {
+        let made = Self::new(parts)?;
+        Ok(if self.is_gated() { made.of_pairs(features) } else { made })
     }
 
     /// Weight of an expert, sharing memory.
@@ -325,6 +361,29 @@ mod tests {
             }
         }
         assert!(seen > 20, "{seen} formats have quantizers");
+    }
+
+    #[test]
+    fn slices_are_rows_and_columns_between_borders() {
+        let format: Format = "q4_0".parse().unwrap();
+        let whole = weight(format, 6, 96).unwrap();
+        let all = whole.dequantize().unwrap();
+        let rows = whole.slice(ShardAxis::Rows, 1..4).unwrap();
+        assert_eq!(
+            (rows.dequantize().unwrap(), rows.blocks().as_ptr()),
+            (all[96..384].to_vec(), whole.row(1).as_ptr())
+        );
+        let part = whole.slice(ShardAxis::Columns, 32..96).unwrap().dequantize().unwrap();
+        assert_eq!(part, columns(&all, 96, &ShardFeatures::Range(32..96)));
+        let refused = |axis, range| whole.slice(axis, range).unwrap_err().to_string();
+        for (axis, range, part) in [
+            (ShardAxis::Rows, 2..2, "rows 2..2"),
+            (ShardAxis::Rows, 0..7, "of 6"),
+            (ShardAxis::Columns, 16..96, "multiples of 32"),
+            (ShardAxis::Columns, 0..33, "multiples of 32"),
+        ] {
+            assert!(refused(axis, range).contains(part), "{part}");
+        }
     }
 
     #[test]
@@ -396,6 +455,8 @@ mod tests {
             let expected =
                 HostExperts::gated(&pairs.iter().map(|(g, u)| (cut(g), cut(u))).collect::<Vec<_>>()).unwrap();
             assert_eq!(shard.stacked().blocks(), expected.stacked().blocks());
+            let range = rows[0] as usize..rows[0] as usize + rows.len();
+            assert_eq!(gated.slice(ShardAxis::Rows, range).unwrap().stacked().blocks(), expected.stacked().blocks());
         }
     }
 }

@@ -152,6 +152,58 @@ pub enum HalError {
         /// The system's error message.
         message: String,
     },
+    /// A rank of a group takes part no longer.
+    #[error("rank {rank} is gone: {why}")]
+    RankGone {
+        /// The rank.
+        rank: usize,
+        /// Reason, in its own words if it gave one.
+        why: String,
+    },
+    /// A rank of a group does not answer.
+    #[error("rank {rank} did not come within {limit:?}: {what}")]
+    RankSilent {
+        /// The first such rank.
+        rank: usize,
+        /// Time limit of the group.
+        limit: std::time::Duration,
+        /// The collective that waited.
+        what: String,
+    },
+    /// Ranks of a group do not answer, and nobody knows which.
+    #[error("the other ranks did not come within {limit:?}: {what}")]
+    GroupSilent {
+        /// Time limit of the group.
+        limit: std::time::Duration,
+        /// The work that waited.
+        what: String,
+    },
+    /// Ranks of a group run different collectives.
+    #[error("rank {rank} runs {got}: expected {expected}")]
+    CollectiveMismatch {
+        /// The first rank that differs from this one.
+        rank: usize,
+        /// The collective of this rank.
+        expected: String,
+        /// The collective of that rank.
+        got: String,
+    },
+    /// Ranks that make no group, or a collective of another one.
+    #[error("a group of ranks: expected {expected}, got {got}")]
+    BadGroup {
+        /// The requirement.
+        expected: String,
+        /// Numbers or texts that were given.
+        got: String,
+    },
+    /// A library that is loaded at run time is missing, or too old.
+    #[error("{library} cannot be used: {why}")]
+    NoLibrary {
+        /// Its name.
+        library: &'static str,
+        /// The reason, and the remedy.
+        why: String,
+    },
     /// The device does not support this.
     #[error("{device}: {what} is not supported: {why}")]
     Unsupported {

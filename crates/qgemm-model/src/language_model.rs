@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::thread;
 
-use qgemm_api::{Context, Hyperparameters, Model, Network, PlanOptions, PlanWeights, open_model};
+use qgemm_api::{Context, HalError, Hyperparameters, Model, Network, PlanOptions, PlanWeights, open_model};
 
 use crate::chat_template::{self, ChatTemplate, Message};
 use crate::error::Error;
@@ -23,6 +24,9 @@ pub struct LanguageModel {
     precision: Precision,
     tokenizer: Arc<Tokenizer>,
     chat_template: Option<ChatTemplate>,
+    /// The model on the ranks behind the first, and the turn of engines that run on all.
+    others: Arc<[LanguageModel]>,
+    turn: Arc<Mutex<()>>,
 }
 
 impl LanguageModel {
@@ -31,6 +35,21 @@ impl LanguageModel {
     /// # Errors
     /// [`Error::IsEncoder`], and others that name what the model lacks.
     pub fn open(ctx: &Context, path: impl AsRef<Path>, precision: Precision) -> Result<Self, Error> {
+        Self::open_ranks(std::slice::from_ref(ctx), path, precision)
+    }
+
+    /// [`LanguageModel::open`] on several ranks of this process, each with its part of the weights
+    /// ([`Context::open_ranks`]). Steps run on all of them, in a thread for each.
+    ///
+    /// A process that has one rank of several opens its context alone, and runs the same sessions as
+    /// the others.
+    ///
+    /// # Errors
+    /// As [`LanguageModel::open`]. An error that names the part of the model which cannot be divided.
+    pub fn open_ranks(ranks: &[Context], path: impl AsRef<Path>, precision: Precision) -> Result<Self, Error> {
+        let Some((ctx, others)) = ranks.split_first() else {
+            return Err(HalError::BadGroup { expected: "a rank or more".into(), got: "none".into() }.into());
+        };
         let path = path.as_ref();
         let model = open_model(path)?;
         let network = Network::read(&model, path)?;
@@ -43,21 +62,26 @@ impl LanguageModel {
         let text = |token: Option<&str>| token.unwrap_or_default().to_owned();
         let (bos, eos) = (text(tokenizer.bos_text()), text(tokenizer.eos_text()));
         let chat_template = source.map(|source| ChatTemplate::new(&source, &bos, &eos)).transpose()?;
-        let weights = weights(ctx, &model, &network, precision)?;
-        Ok(Self {
+        let mut weights = weights_of(ranks, &model, &network, precision)?.into_iter().map(Arc::new);
+        let Some(own) = weights.next() else { unreachable!("a rank has weights") };
+        let first = Self {
             ctx: ctx.clone(),
             host: Arc::new(model),
             network: Arc::new(network),
             numbers,
             vocabulary,
-            weights: Arc::new(weights),
+            weights: own,
             precision,
             tokenizer: Arc::new(tokenizer),
             chat_template,
-        })
+            others: Arc::default(),
+            turn: Arc::default(),
+        };
+        let other = |(ctx, weights): (&Context, _)| Self { ctx: ctx.clone(), weights, ..first.clone() };
+        Ok(Self { others: others.iter().zip(weights).map(other).collect(), ..first })
     }
 
-    /// The device's context.
+    /// The device's context; of the first rank, if there are several.
     pub fn context(&self) -> &Context {
         &self.ctx
     }
@@ -120,6 +144,16 @@ impl LanguageModel {
         &self.weights
     }
 
+    /// The model on the other ranks.
+    pub(crate) fn others(&self) -> &[Self] {
+        &self.others
+    }
+
+    /// The turn of what runs on all ranks.
+    pub(crate) fn turn(&self) -> &Mutex<()> {
+        &self.turn
+    }
+
     /// The arithmetic.
     pub(crate) fn precision(&self) -> Precision {
         self.precision
@@ -133,6 +167,27 @@ impl fmt::Debug for LanguageModel {
             .field("numbers", &self.numbers)
             .finish_non_exhaustive()
     }
+}
+
+/// Loads the weights of all ranks at once.
+fn weights_of(
+    ranks: &[Context],
+    model: &Model,
+    network: &Network,
+    precision: Precision,
+) -> Result<Vec<PlanWeights>, Error> {
+    if let [ctx] = ranks {
+        return Ok(vec![weights(ctx, model, network, precision)?]);
+    }
+    thread::scope(|scope| {
+        let load = |ctx| scope.spawn(move || weights(ctx, model, network, precision));
+        let threads: Vec<_> = ranks.iter().map(load).collect();
+        let gone = |rank| HalError::RankGone { rank, why: "its thread panicked".into() };
+        let joined = |(rank, thread): (usize, thread::ScopedJoinHandle<'_, _>)| {
+            thread.join().unwrap_or_else(|_| Err(gone(rank).into()))
+        };
+        threads.into_iter().enumerate().map(joined).collect()
+    })
 }
 
 /// Loads the weights of a step, of which all steps have the same.

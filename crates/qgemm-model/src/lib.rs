@@ -30,6 +30,7 @@ mod chat_template;
 mod encoder;
 mod engine;
 mod error;
+mod followers;
 mod language_model;
 mod page_pool;
 mod precision;
@@ -59,6 +60,11 @@ pub use tokenizer::Tokenizer;
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/guide/models.md")]
 struct Guide;
+
+/// The page on several GPUs, compiled with the doctests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/guide/several-gpus.md")]
+struct SeveralGpus;
 
 /// The README's example, compiled with the doctests.
 #[cfg(doctest)]

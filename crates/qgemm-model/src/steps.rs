@@ -6,6 +6,7 @@ use std::sync::Arc;
 use qgemm_api::{KvFormat, LoadedPlan, PlanArena, PlanOptions, PlanWeights, StepGraph, Stream};
 
 use crate::error::Error;
+use crate::followers::Followers;
 use crate::language_model::LanguageModel;
 use crate::sampler::{Draw, Sampled, Sampler};
 
@@ -50,10 +51,68 @@ impl Sequence<'_> {
     fn begins(&self) -> bool {
         self.length == self.ids.len()
     }
+
+    fn followed(&self) -> Followed {
+        Followed { ids: self.ids.to_vec(), length: self.length, pages: self.pages.to_vec(), slot: self.slot }
+    }
 }
 
-/// Steps of a decoder with its cache.
+/// The same for another rank, which samples nothing.
+struct Followed {
+    ids: Vec<u32>,
+    length: usize,
+    pages: Vec<u32>,
+    slot: u32,
+}
+
+impl Followed {
+    fn sequence(&self) -> Sequence<'_> {
+        Sequence { ids: &self.ids, length: self.length, pages: &self.pages, slot: self.slot, draw: None }
+    }
+}
+
+/// Steps of a decoder with its cache, on all ranks.
 pub struct Steps {
+    own: RankSteps,
+    followers: Followers<Vec<Followed>>,
+}
+
+impl Steps {
+    /// Plans and memory for steps of up to `tokens` tokens of one sequence, or a token each of
+    /// `sequences`.
+    ///
+    /// # Errors
+    /// When a step cannot be planned; a device error such as exhausted memory.
+    pub fn new(model: &LanguageModel, size: CacheSize, tokens: usize, sequences: usize) -> Result<Self, Error> {
+        let followers = Followers::start(model, move |model: &LanguageModel| {
+            let mut steps = RankSteps::new(model, size, tokens, sequences)?;
+            Ok(move |job: &Vec<Followed>| {
+                let sequences: Vec<Sequence<'_>> = job.iter().map(Followed::sequence).collect();
+                steps.run(&sequences).map(drop)
+            })
+        })?;
+        Ok(Self { own: followers.ready(RankSteps::new(model, size, tokens, sequences))?, followers })
+    }
+
+    /// Runs a step of sequences with equally many new tokens. Sequences that draw a token come
+    /// first. Returns the tokens.
+    ///
+    /// # Errors
+    /// A device error, after which the cache's new tokens are undefined; a step may be repeated, unless
+    /// a rank of several failed.
+    pub fn run(&mut self, sequences: &[Sequence<'_>]) -> Result<Vec<Result<Sampled, Error>>, Error> {
+        let Self { own, followers } = self;
+        followers.run(|| sequences.iter().map(Sequence::followed).collect(), || own.run(sequences))
+    }
+
+    /// Whether the model has recurrent states.
+    pub fn recurs(&self) -> bool {
+        self.own.model.network().recurs()
+    }
+}
+
+/// Steps of one rank.
+struct RankSteps {
     model: LanguageModel,
     /// Weights of all plans so far.
     weights: Arc<PlanWeights>,
@@ -89,13 +148,8 @@ struct Step {
     runs: usize,
 }
 
-impl Steps {
-    /// Plans and memory for steps of up to `tokens` tokens of one sequence, or a token each of
-    /// `sequences`.
-    ///
-    /// # Errors
-    /// When a step cannot be planned; a device error such as exhausted memory.
-    pub fn new(model: &LanguageModel, size: CacheSize, tokens: usize, sequences: usize) -> Result<Self, Error> {
+impl RankSteps {
+    fn new(model: &LanguageModel, size: CacheSize, tokens: usize, sequences: usize) -> Result<Self, Error> {
         let planned = |sequences, tokens| plan(model, size, Shape { sequences, tokens, keys: size.context });
         let (prompt, decode) = (planned(1, tokens.min(size.context))?, planned(sequences, 1)?);
         let arena = prompt.arena_beside(&[&decode])?;
@@ -104,12 +158,7 @@ impl Steps {
         Ok(Self { model: model.clone(), weights, size, arena, plans: HashMap::new(), sampler })
     }
 
-    /// Runs a step of sequences with equally many new tokens. Sequences that draw a token come
-    /// first. Returns the tokens.
-    ///
-    /// # Errors
-    /// A device error, after which the cache's new tokens are undefined; a step may be repeated.
-    pub fn run(&mut self, sequences: &[Sequence<'_>]) -> Result<Vec<Result<Sampled, Error>>, Error> {
+    fn run(&mut self, sequences: &[Sequence<'_>]) -> Result<Vec<Result<Sampled, Error>>, Error> {
         let shape = self.shape(sequences);
         if !self.plans.contains_key(&shape) {
             if self.plans.len() >= KEPT_SHAPES {
@@ -134,11 +183,6 @@ impl Steps {
         let prepared = self.sampler.prepare(&stream, &draws)?;
         self.launch(&stream, shape)?;
         self.sampler.sample(&stream, self.arena.region("logits")?, &draws, prepared)
-    }
-
-    /// Whether the model has recurrent states.
-    pub fn recurs(&self) -> bool {
-        self.model.network().recurs()
     }
 
     fn shape(&self, sequences: &[Sequence<'_>]) -> Shape {
@@ -185,7 +229,7 @@ impl Steps {
         let lengths: Vec<u32> = sequences.iter().map(|sequence| sequence.length as u32).collect();
         let slots: Vec<u32> = sequences.iter().map(|sequence| sequence.slot).collect();
         let inputs = [("tokens", &ids), ("kv_lengths", &lengths), ("block_table", &table)];
-        let of_states = self.recurs().then_some(("state_slots", &slots));
+        let of_states = self.model.network().recurs().then_some(("state_slots", &slots));
         for (region, words) in inputs.into_iter().chain(of_states) {
             self.model.context().enqueue_upload(stream, words, self.arena.region_mut(region)?)?;
         }
@@ -201,9 +245,12 @@ impl Steps {
             *graph = plan.capture(stream, arena, weights)?;
         }
         match graph {
-            Some(graph) => Ok(graph.replay(stream, arena)?),
-            None => Ok(plan.step(stream, arena, weights)?),
+            Some(graph) => graph.replay(stream, arena)?,
+            None => plan.step(stream, arena, weights)?,
         }
+        // Whoever waits for the result otherwise, waits for ranks that are gone, too.
+        let ctx = self.model.context();
+        ctx.communicator().map_or(Ok(()), |group| Ok(group.wait(&**ctx.device(), stream)?))
     }
 }
 

@@ -42,8 +42,8 @@ pub use to_gguf::{GgufConversion, GgufName};
 
 pub(crate) use hyperparameters::shape;
 pub(crate) use network::{
-    AttentionTensors, ConvTensors, ExpertTensors, FeedForward, Kernel, LayerTensors, LinearForm, LinearTensors, Matrix,
-    Mixer, NormTensors, Rows, SharedExpert, fingerprint,
+    AttentionTensors, ConvTensors, ExpertTensors, FeedForward, Heads, Kernel, LayerTensors, LinearForm, LinearTensors,
+    Matrix, Mixer, NormTensors, Rows, SharedExpert, fingerprint,
 };
 pub(crate) use recurrence::LinearNumbers;
 pub(crate) use rotary::RotarySettings;

@@ -18,7 +18,7 @@ use super::rotary::RotarySettings;
 /// println!("{} of {} layers", network.architecture(), network.layers());
 /// # Ok::<(), qgemm_api::Error>(())
 /// ```
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Network {
     pub(crate) architecture: &'static str,
     /// Features of a token between layers.
@@ -74,7 +74,7 @@ pub(crate) struct NormTensors {
 }
 
 /// Parts of a layer, each with the norm at it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct LayerTensors {
     /// Token mixer.
     pub mixer: Option<(NormTensors, Mixer)>,
@@ -84,7 +84,7 @@ pub(crate) struct LayerTensors {
 }
 
 /// Token mixer of a layer.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Mixer {
     Attention(AttentionTensors),
     ShortConv(ConvTensors),
@@ -117,7 +117,7 @@ impl Mixer {
 }
 
 /// Tensors of a short convolution between two gates (LFM2).
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct ConvTensors {
     /// Input gate, output gate and input, in this order of rows.
     pub input: Matrix,
@@ -135,7 +135,7 @@ pub(crate) struct Kernel {
 }
 
 /// Tensors of linear attention.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct LinearTensors {
     pub form: LinearForm,
     /// Queries, keys and values, in the order of `form`.
@@ -167,7 +167,7 @@ pub(crate) enum LinearForm {
 }
 
 /// Tensors of attention.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct AttentionTensors {
     pub q: Matrix,
     /// Gate of the result.
@@ -184,7 +184,7 @@ pub(crate) struct AttentionTensors {
 }
 
 /// Feed-forward part of a layer.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum FeedForward {
     /// `down(activation(up))`, with an optional gate.
     Dense { gate: Option<Matrix>, up: Matrix, down: Matrix },
@@ -193,7 +193,7 @@ pub(crate) enum FeedForward {
 }
 
 /// Tensors of a layer of experts.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct ExpertTensors {
     pub router: Matrix,
     pub gate: Matrix,
@@ -207,7 +207,7 @@ pub(crate) struct ExpertTensors {
 }
 
 /// Shared expert of a layer, which every token has.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct SharedExpert {
     /// Row whose product's sigmoid is the weight of the expert.
     pub weight: Matrix,

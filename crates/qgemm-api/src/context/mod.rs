@@ -2,12 +2,13 @@
 
 mod loading;
 mod planning;
+mod ranks;
 
 use std::sync::Arc;
 
 use qgemm_formats::element::{bytes_of, bytes_of_mut};
 use qgemm_formats::{Element, ElementType};
-use qgemm_hal::{Buffer, BufferMut, BufferRef, Device, DeviceId, DeviceInfo, Event, Stream};
+use qgemm_hal::{Buffer, BufferMut, BufferRef, Collective, Communicator, Device, DeviceId, DeviceInfo, Event, Stream};
 use qgemm_sched::TunedTable;
 
 use crate::backends::{self, DeviceChoice};
@@ -24,6 +25,7 @@ pub struct Context {
     tuned: Arc<TunedTable>,
     /// Cache of plans made with this table.
     plans: Arc<PlanCaches>,
+    communicator: Option<Arc<dyn Communicator>>,
 }
 
 impl Context {
@@ -43,7 +45,7 @@ impl Context {
 
     /// Context on a device that the caller opened.
     pub fn from_device(device: Arc<dyn Device>) -> Self {
-        Self { device, tuned: Arc::default(), plans: Arc::default() }
+        Self { device, tuned: Arc::default(), plans: Arc::default(), communicator: None }
     }
 
     /// Adds measured configurations: a table, or with [`Tuned::Auto`] the one in the
@@ -61,6 +63,33 @@ impl Context {
         let Some(table) = tuned.into().table() else { return self };
         // Clones keep their table and their plans.
         Self { tuned: Arc::new(table), plans: Arc::default(), ..self }
+    }
+
+    /// Makes the context that of a rank: plans of models are then this rank's, and run
+    /// their collectives on `communicator`.
+    pub fn with_communicator(self, communicator: Arc<dyn Communicator>) -> Self {
+        Self { communicator: Some(communicator), ..self }
+    }
+
+    /// The rank's end of its group, if there is one.
+    pub fn communicator(&self) -> Option<&Arc<dyn Communicator>> {
+        self.communicator.as_ref()
+    }
+
+    /// Submits a collective of the group to `stream`. X is of gathers and scatters alone.
+    ///
+    /// # Errors
+    /// [`Error::NoCommunicator`] without a group. [`Error::Hal`] when a rank is gone or silent or
+    /// runs another collective, and for operands that are too short.
+    pub fn submit<'a>(
+        &self,
+        stream: &Stream,
+        collective: &Collective,
+        x: Option<BufferRef<'_>>,
+        d: impl Into<BufferMut<'a>>,
+    ) -> Result<(), Error> {
+        let communicator = self.communicator.as_ref().ok_or(Error::NoCommunicator)?;
+        Ok(communicator.submit(&*self.device, stream, collective, x, d.into())?)
     }
 
     /// Properties and capabilities of the device.

@@ -12,7 +12,9 @@ use super::file::{
     RuntimeMode,
 };
 use super::layout::{Wanted, place};
+use super::parallel::Part;
 use super::product::Product;
+use super::ranks::Ranks;
 use super::sizes::too_large;
 use crate::architecture::{ExpertTensors, FeedForward, LayerTensors, Mixer, Network, NormTensors};
 use crate::context::Context;
@@ -62,6 +64,9 @@ pub struct PlanOptions {
     pub sampling: bool,
     /// Whether to add a training step: gradients and two-moment optimizer state.
     pub train: bool,
+    /// Rank whose part of the model is planned. By default that of the context's communicator; the whole
+    /// model without one.
+    pub ranks: Option<Ranks>,
 }
 
 impl PlanOptions {
@@ -84,6 +89,7 @@ impl PlanOptions {
             all_logits: false,
             sampling: false,
             train: false,
+            ranks: None,
         }
     }
 }
@@ -126,12 +132,16 @@ impl Context {
         let info = self.info();
         let _span = tracing::info_span!("plan model", layers = network.layers.len(), batch = options.batch).entered();
         let (sequences, context) = sequences(options, network)?;
+        let ranks = self.communicator().map(|group| Ranks { rank: group.rank(), world: group.world() });
+        let part = Part::of(network, options.ranks.or(ranks), options.train)?;
+        let network = part.network(network);
         let mut builder = Builder {
             ctx: self,
             options,
             sequences,
             context,
             network,
+            part: &part,
             planned: HashMap::new(),
             out: Steps::default(),
             tape: Vec::new(),
@@ -150,6 +160,7 @@ impl Context {
                 device: DeviceRecord::of(info),
                 threads: if info.id.kind == DeviceKind::Cpu { info.units } else { 1 },
                 mode: RuntimeMode::Deterministic,
+                ranks: part.ranks(),
             },
             model: ModelRecord {
                 architecture: network.architecture.to_owned(),
@@ -218,6 +229,8 @@ pub(super) struct Builder<'a> {
     pub ctx: &'a Context,
     pub options: &'a PlanOptions,
     pub network: &'a Network,
+    /// This rank's part of the network.
+    pub part: &'a Part,
     /// Sequences of a step, and KV-cache capacity of each.
     pub sequences: usize,
     pub context: usize,
@@ -311,7 +324,8 @@ impl Builder<'_> {
     /// Adds a layer on `hidden`. Returns the input of the next layer.
     fn layer(&mut self, i: usize, layer: &LayerTensors, hidden: Hidden) -> Result<Hidden, Error> {
         match (&layer.post_norms, hidden) {
-            (Some(norms), hidden) => self.post_norm_layer(i, layer, norms, hidden),
+            (Some(norms), hidden) => self.addends_layer(i, layer, Some(norms), hidden),
+            (None, hidden) if self.part.is_one_of_many() => self.addends_layer(i, layer, None, hidden),
             (None, Hidden::Rows(rows)) => Ok(Hidden::Rows(self.residual_layer(i, layer, rows)?)),
             (None, Hidden::Addends(..)) => {
                 Err(Error::IncompleteModel { what: format!("layer {i} lacks the second norms of the others") })

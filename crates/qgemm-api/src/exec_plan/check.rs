@@ -174,9 +174,14 @@ impl OpChecks<'_> {
                 }
                 self.record(&self.ctx.explain_sampling(&op.as_sampling())?)?;
             }
+            ("all_reduce", None) => {
+                self.expect("d", &op.x, &op.d)?;
+                op.as_collective()?;
+            }
+            ("all_gather", None) => drop(op.as_collective()?),
             ("optimizer", None) => self.record(&self.ctx.explain_optimizer(&op.as_optimizer()?)?)?,
             (operation, _) => {
-                const KNOWN: &str = "gemm, experts, gradient or gather_rows with a weight, matmul, routing, norm, kv_append, attention, short_conv, linear_attention, sampling, or optimizer";
+                const KNOWN: &str = "gemm, experts, gradient or gather_rows with a weight, matmul, routing, norm, kv_append, attention, short_conv, linear_attention, sampling, optimizer, all_reduce or all_gather";
                 self.expect("operation", KNOWN, operation)?;
             }
         }

@@ -70,6 +70,7 @@ impl PlannedOp {
                 region: String::new(),
                 tensors: Vec::new(),
                 rows: Vec::new(),
+                shards: Vec::new(),
                 ..w.clone()
             })
         };
@@ -87,7 +88,7 @@ impl PlannedOp {
             && types(a) == types(b)
             && same_options(&a.residual, &b.residual)
             && same_options(&a.offsets, &b.offsets)
-            && (a.products, a.scale) == (b.products, b.scale)
+            && (a.products, a.scale, &a.columns) == (b.products, b.scale, &b.columns)
             && a.b_dtype == b.b_dtype
             && same_options(&a.router_weights, &b.router_weights)
             && (a.top_k, &a.dispatch, &a.reduction) == (b.top_k, &b.dispatch, &b.reduction)

@@ -66,7 +66,7 @@ impl Builder<'_> {
             }
         };
         let d = Buffer { dtype: DType::F32, rows, ..self.activation("logits", head.n) };
-        self.product(Product::new(HEAD, head, x, d.clone()))?;
+        let d = self.vocabulary(d, |builder, d| builder.product(Product::new(HEAD, head, x, d)))?;
         match (self.options.train, self.samples()) {
             (true, _) => Ok(()),
             (false, true) => self.sampling(&d),
@@ -115,7 +115,8 @@ impl Builder<'_> {
         let gather = scale.into_iter().fold(gather, GatherRows::scale);
         let ctx = self.ctx;
         let record = known(&mut self.planned, format!("{gather:?}"), || ctx.explain_gather_rows(&gather))?;
-        let is_tied = self.network.head.as_ref().is_some_and(|head| head.tensor == table.tensor);
+        let is_tied = self.network.head.as_ref().is_some_and(|head| head.tensor == table.tensor)
+            && !self.part.cuts(&table.tensor);
         let region = if is_tied { format!("{HEAD}.weight") } else { TABLE.to_owned() };
         let weight = PlannedWeight { region, ..planned_weight(table, &described, described.bytes()) };
         let status = format!("{TOKENS}.status");

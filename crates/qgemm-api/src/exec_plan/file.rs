@@ -4,6 +4,7 @@ use qgemm_sched::Bound;
 use serde::{Deserialize, Serialize};
 
 use super::operands::{PlannedHeads, PlannedNorm, PlannedOptimizer, PlannedRotation, PlannedSegment};
+use super::ranks::{PlannedShard, Ranks};
 use super::recurrent::{PlannedConv, PlannedLinear};
 use crate::record::{DeviceRecord, Dispatch, PrologueRecord, Reduction, RefusalRecord, Sizes, WorkspaceRegion};
 
@@ -50,6 +51,9 @@ pub struct Runtime {
     pub threads: u32,
     /// Reproducibility of results.
     pub mode: RuntimeMode,
+    /// Rank whose part of the model it is. Absent for the whole model.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub ranks: Option<Ranks>,
 }
 
 /// Reproducibility of results.
@@ -124,12 +128,13 @@ pub struct PlannedOp {
     /// Phase.
     pub phase: Phase,
     /// Operation: `gather_rows`, `gemm`, `experts`, `routing`, `norm`, `kv_append`,
-    /// `attention`, `short_conv`, `linear_attention` or `sampling`.
+    /// `attention`, `short_conv`, `linear_attention` or `sampling`; on several ranks also `all_reduce` (in place)
+    /// and `all_gather`.
     /// In the backward phase `gradient` (dX), `matmul` (dW) or `optimizer`.
     pub operation: String,
-    /// Kernel id.
+    /// Kernel id; of a collective, its name.
     pub kernel_id: String,
-    /// Hash of the kernel's sources, in hexadecimal.
+    /// Hash of the kernel's sources, in hexadecimal; 0 for a collective.
     pub source_hash: String,
     /// M, N and K, by operation:
     ///
@@ -141,6 +146,7 @@ pub struct PlannedOp {
     /// - `matmul`: output features, input features, tokens.
     /// - `norm`, `optimizer`: rows, columns.
     /// - `short_conv`, `linear_attention`: tokens, features of the result, columns of X.
+    /// - `all_reduce`, `all_gather`: rows, columns of D, columns of X.
     /// - `attention`, `kv_append`: tokens, features of the result (of a
     ///   key), features of queries.
     pub shape: Sizes,
@@ -187,6 +193,9 @@ pub struct PlannedOp {
     /// Number of grouped products (`matmul`): one per expert, each over its own rows.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub products: Option<usize>,
+    /// Columns of each rank (`all_gather`).
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub columns: Option<Vec<usize>>,
     /// Region of the router weights.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub router_weights: Option<String>,
@@ -242,7 +251,7 @@ pub struct PlannedOp {
     pub workspace_bytes: usize,
     /// Regions of the workspace.
     pub workspace: Vec<WorkspaceRegion>,
-    /// Estimated seconds.
+    /// Estimated seconds; 0 for a collective.
     pub estimate_seconds: f64,
     /// Bottleneck.
     pub bound: Bound,
@@ -264,6 +273,9 @@ pub struct PlannedWeight {
     /// Rows of each of the tensors, where not all are those of one in their order.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub rows: Vec<Option<PlannedRows>>,
+    /// This rank's part of each tensor. Empty for whole tensors.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub shards: Vec<PlannedShard>,
     /// Format.
     pub format: String,
     /// Packed layout on the device.

@@ -20,7 +20,7 @@ pub struct StepGraph {
 
 impl LoadedPlan {
     /// Captures a step instead of running it. [`StepGraph::replay`] then runs it in the memory
-    /// of `arena`. None on devices without graphs.
+    /// of `arena`. None on devices without graphs, and for collectives that no graph captures.
     ///
     /// Inputs stay where they are and may change between replays. The arena must not check
     /// canaries, which waits.
@@ -34,6 +34,9 @@ impl LoadedPlan {
         weights: &Arc<PlanWeights>,
     ) -> Result<Option<StepGraph>, Error> {
         self.prepare()?;
+        if self.exec_plan().runtime.ranks.is_some() && !self.ctx.communicator().is_some_and(|c| c.is_captured()) {
+            return Ok(None);
+        }
         self.captured(stream, arena, weights)
     }
 

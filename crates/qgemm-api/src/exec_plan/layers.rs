@@ -110,6 +110,7 @@ impl Builder<'_> {
             score_scale: self.network.score_scale,
             sinks: layer.sinks.clone(),
             gate: gate.as_ref().map(|gate| gate.name.clone()),
+            first_head: self.part.first_head(),
             rotary: None,
             rotate_k: false,
             rotate_v: false,

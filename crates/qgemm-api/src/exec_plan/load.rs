@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use qgemm_formats::model::Model;
 use qgemm_hal::Stream;
@@ -27,6 +28,8 @@ pub struct LoadedPlan {
     /// Kernels of each operation.
     kernels: Vec<Arc<Kernels>>,
     pub(super) regions: Arc<Regions>,
+    /// Whether the other ranks are known to have this plan's collectives.
+    pub(super) is_agreed: AtomicBool,
 }
 
 impl Context {
@@ -59,6 +62,7 @@ impl Context {
             return Err(Error::UnknownArchitecture { architecture: plan.model.architecture, served: NAMES });
         }
         expect("model.tensors", fingerprint(model), &plan.model.tensors)?;
+        self.check_ranks(&plan)?;
         check_memory(&plan.memory, plan.ops.len())?;
         check_names(&plan, model)?;
         let mut kernels: Vec<Arc<Kernels>> = Vec::with_capacity(plan.ops.len());
@@ -76,7 +80,7 @@ impl Context {
             });
         }
         let regions = Arc::new(Regions::new(&plan.memory));
-        Ok(LoadedPlan { ctx: self.clone(), plan, kernels, regions })
+        Ok(LoadedPlan { ctx: self.clone(), plan, kernels, regions, is_agreed: AtomicBool::new(false) })
     }
 }
 

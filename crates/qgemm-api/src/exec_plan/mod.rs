@@ -5,6 +5,8 @@ mod arena;
 mod backward;
 mod build;
 mod check;
+mod collectives;
+mod cut;
 mod describe;
 mod ends;
 mod feed_forward;
@@ -16,9 +18,11 @@ mod layout;
 mod load;
 mod mismatch;
 mod operands;
+mod parallel;
 mod post_norms;
 mod product;
 mod projections;
+mod ranks;
 mod ready;
 mod recurrent;
 mod recurrent_mixers;
@@ -41,6 +45,7 @@ pub use operands::{
     PlannedCache, PlannedGate, PlannedHeads, PlannedNorm, PlannedOptimizer, PlannedPages, PlannedRotation,
     PlannedSegment,
 };
+pub use ranks::{PlannedShard, Ranks};
 pub use recurrent::{PlannedConv, PlannedLinear, PlannedState};
 pub use rotary::{PlannedRotary, PlannedScaling, PlannedTables};
 pub use weights::{OpWeights, PlanWeights};

@@ -126,6 +126,9 @@ pub struct PlannedHeads {
     /// Region of the output gate, with the shape and type of D (`attention`).
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub gate: Option<String>,
+    /// First of these query heads in the model, whose sinks the tensor has (`attention`). 0 if absent.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub first_head: Option<usize>,
     /// Rotary embedding of queries (in place) and keys (`kv_append`).
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub rotary: Option<PlannedRotary>,

@@ -1,5 +1,6 @@
-//! Layers with a second norm in each part (Gemma 3):
-//! results are normalized before they are added.
+//! Layers whose norms add the results of parts: those
+//! with a second norm in each part (Gemma 3), and all
+//! layers on several ranks.
 
 use super::build::{Buffer, Builder, Hidden, Input};
 use super::file::PlannedOp;
@@ -10,12 +11,14 @@ use crate::architecture::{LayerTensors, NormTensors};
 use crate::error::Error;
 
 impl Builder<'_> {
-    /// Adds a layer with two norms a part.
-    pub(super) fn post_norm_layer(
+    /// Adds a layer whose parts leave their result to the
+    /// next norm, behind the sum over ranks and the part's
+    /// second norm.
+    pub(super) fn addends_layer(
         &mut self,
         i: usize,
         layer: &LayerTensors,
-        [behind_attention, behind_feed_forward]: &[NormTensors; 2],
+        post_norms: Option<&[NormTensors; 2]>,
         hidden: Hidden,
     ) -> Result<Hidden, Error> {
         let id = |role: &str| format!("blk.{i}.{role}");
@@ -34,21 +37,26 @@ impl Builder<'_> {
         };
         let input = normed.as_ref().map_or(Input::Rows(&rows, before_attention), Input::Normed);
         let (mixed, o) = (self.mixed(i, mixer, input)?, mixer.output());
-        let mixed_d = self.hidden(&id("attn_output"), o.n);
-        self.product(Product::new(id("attn_output"), o, mixed, mixed_d.clone()))?;
-        let mixed = self.norm(id("attn_post_norm"), behind_attention, &mixed_d, mixed_d.clone())?;
-        let (sum, x) =
-            (self.hidden(&id("attn_residual"), mixed.columns), self.activation(&id("ffn_norm"), mixed.columns));
-        self.norm_of_sum(id("ffn_norm"), before_feed_forward, [&mixed, &rows], &sum, &x)?;
+        let d = self.hidden(&id("attn_output"), o.n);
+        self.product(Product::new(id("attn_output"), o, mixed, d.clone()))?;
+        self.all_reduce(id("attn_reduce"), &d)?;
+        if let Some([behind_attention, _]) = post_norms {
+            self.norm(id("attn_post_norm"), behind_attention, &d, d.clone())?;
+        }
+        let (sum, x) = (self.hidden(&id("attn_residual"), d.columns), self.activation(&id("ffn_norm"), d.columns));
+        self.norm_of_sum(id("ffn_norm"), before_feed_forward, [&d, &rows], &sum, &x)?;
         let part = self.feed_forward(i, part, None, x, None)?;
-        let part = self.norm(id("ffn_post_norm"), behind_feed_forward, &part, part.clone())?;
+        self.all_reduce(id("ffn_reduce"), &part)?;
+        if let Some([_, behind_feed_forward]) = post_norms {
+            self.norm(id("ffn_post_norm"), behind_feed_forward, &part, part.clone())?;
+        }
         Ok(Hidden::Addends(part, sum))
     }
 
     /// Adds the norm of `x + residual` into `d`.
     ///
-    /// It also writes the sum. Where `d` has fewer rows,
-    /// they are the last rows of equal shares.
+    /// It also writes the sum. Where `d` has fewer rows, they
+    /// are the last rows of equal shares.
     pub(super) fn norm_of_sum(
         &mut self,
         op_id: String,

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use qgemm_formats::DType;
 use qgemm_hal::{Activation, XPrecision};
+use qgemm_sched::Bound;
 
 use super::backward::Taped;
 use super::build::{Buffer, Builder};
@@ -202,6 +203,7 @@ impl Builder<'_> {
         let are_whole = rows.iter().all(Option::is_none);
         let weight = PlannedWeight {
             region: format!("{}.weight", product.op_id),
+            shards: self.part.shards(&tensors),
             tensors,
             rows: if are_whole { Vec::new() } else { rows },
             gated: product.up.is_some(),
@@ -230,6 +232,7 @@ pub(super) fn planned_weight(matrix: &Matrix, described: &DescribedWeight, bytes
         region: String::new(),
         tensors: vec![matrix.tensor.clone()],
         rows: Vec::new(),
+        shards: Vec::new(),
         format: matrix.format.name.to_owned(),
         layout: format!("{:?}", described.shape().class),
         gated: false,
@@ -309,41 +312,16 @@ pub(super) fn op(
     };
     Ok(PlannedOp {
         op_id,
-        phase: Phase::Forward,
         operation: record.operation.clone(),
         kernel_id,
         source_hash,
         shape: record.shape.unwrap_or(Sizes { m: d.rows, n: d.columns, k: x.columns }),
-        weight: None,
         x: x.name.clone(),
         x_dtype: x.dtype.name().to_owned(),
         x_precision: x_precision.name().to_owned(),
-        batch_invariant: false,
-        b: None,
-        b_dtype: None,
         d: d.name.clone(),
         d_dtype: d.dtype.name().to_owned(),
-        bias: None,
-        bias_dtype: None,
-        residual: None,
-        ids: None,
-        offsets: None,
-        scale: None,
-        products: None,
-        router_weights: None,
-        parameters: None,
-        status: None,
         activation: activation.to_string(),
-        norm: None,
-        segments: Vec::new(),
-        heads: None,
-        rotation: None,
-        conv: None,
-        linear: None,
-        optimizer: None,
-        top_k: None,
-        renormalized: None,
-        scoring: None,
         dispatch: record.dispatch.clone(),
         reduction: record.reduction.clone(),
         prologue: record.prologue.clone(),
@@ -353,5 +331,61 @@ pub(super) fn op(
         bound: chosen.bound,
         candidates: record.candidates.len(),
         rejected: record.refused.clone(),
+        ..PlannedOp::empty()
     })
+}
+
+impl PlannedOp {
+    /// An operation without operands.
+    pub(super) fn empty() -> Self {
+        let nothing = String::new;
+        Self {
+            op_id: nothing(),
+            phase: Phase::Forward,
+            operation: nothing(),
+            kernel_id: nothing(),
+            source_hash: nothing(),
+            shape: Sizes { m: 0, n: 0, k: 0 },
+            weight: None,
+            x: nothing(),
+            x_dtype: nothing(),
+            x_precision: nothing(),
+            batch_invariant: false,
+            b: None,
+            b_dtype: None,
+            d: nothing(),
+            d_dtype: nothing(),
+            bias: None,
+            bias_dtype: None,
+            residual: None,
+            ids: None,
+            offsets: None,
+            scale: None,
+            products: None,
+            columns: None,
+            router_weights: None,
+            parameters: None,
+            status: None,
+            activation: nothing(),
+            norm: None,
+            segments: Vec::new(),
+            heads: None,
+            rotation: None,
+            conv: None,
+            linear: None,
+            optimizer: None,
+            top_k: None,
+            renormalized: None,
+            scoring: None,
+            dispatch: None,
+            reduction: None,
+            prologue: None,
+            workspace_bytes: 0,
+            workspace: Vec::new(),
+            estimate_seconds: 0.0,
+            bound: Bound::Launch,
+            candidates: 0,
+            rejected: Vec::new(),
+        }
+    }
 }

@@ -2,6 +2,8 @@
 
 use std::sync::OnceLock;
 
+use qgemm_hal::Collective;
+
 use super::check::OpChecks;
 use super::file::PlannedOp;
 use crate::attention::AttentionPlan;
@@ -44,6 +46,7 @@ pub(super) enum Ready {
     Optimizer(OptimizerPlan),
     GatherRows(GatherRowsPlan),
     Sampling(SamplingPlan),
+    Collective(Collective),
 }
 
 impl Kernels {
@@ -92,6 +95,7 @@ impl Kernels {
                 Ok(Ready::LinearAttention(ctx.plan_linear_attention(&op.as_linear_attention()?)?))
             }
             ("sampling", _) => Ok(Ready::Sampling(ctx.plan_sampling(&op.as_sampling())?)),
+            ("all_reduce" | "all_gather", _) => Ok(Ready::Collective(op.as_collective()?)),
             ("optimizer", _) => Ok(Ready::Optimizer(ctx.plan_optimizer(&op.as_optimizer()?)?)),
             _ => Err(Error::NotInPlan { what: "kernel", name: op.op_id.clone() }),
         }

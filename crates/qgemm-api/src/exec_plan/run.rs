@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use qgemm_formats::DType;
-use qgemm_hal::{BufferMut, Stream};
+use qgemm_hal::{BufferMut, Collective, Stream};
 
 use super::arena::{PlanArena, RunMemory};
 use super::file::{Phase, PlannedOp, RegionKind};
@@ -11,6 +11,7 @@ use super::load::LoadedPlan;
 use super::ready::Ready;
 use super::weights::{OpWeights, PlanWeights};
 use crate::attention::{AttentionArgs, AttentionPlan};
+use crate::context::Context;
 use crate::error::Error;
 use crate::experts::{ExpertArgs, ExpertPlan, Experts};
 use crate::gather_rows::{GatherRowsArgs, GatherRowsPlan};
@@ -53,8 +54,9 @@ impl LoadedPlan {
     ///
     /// # Errors
     /// [`Error::CallersStep`] when a step of the caller stands between operations. Those of
-    /// [`LoadedPlan::run`].
+    /// [`LoadedPlan::run`], and of [`Context::submit`] for a rank's plan.
     pub fn step(&self, stream: &Stream, arena: &mut PlanArena, weights: &PlanWeights) -> Result<(), Error> {
+        self.agree()?;
         for (place, op) in self.forward()? {
             self.run_place(stream, place, arena, weights.of(op))?;
         }
@@ -91,6 +93,7 @@ impl LoadedPlan {
         if got < expected {
             return Err(Error::BufferTooShort { operand: "memory of a plan", expected, got });
         }
+        self.agree()?;
         let mut memory = RunMemory { memory, regions: &self.regions };
         self.forward()?.into_iter().try_for_each(|(place, op)| self.submit(stream, place, &mut memory, weights.of(op)))
     }
@@ -173,6 +176,7 @@ impl LoadedPlan {
             Ready::Optimizer(plan) => run.optimizer(plan),
             Ready::GatherRows(plan) => run.gather_rows(plan),
             Ready::Sampling(plan) => run.sampling(plan),
+            Ready::Collective(collective) => run.collective(&self.ctx, collective),
         }
     }
 }
@@ -399,6 +403,15 @@ impl OpRun<'_, '_> {
         let write = [regions.range(&op.d)?, regions.optional(op.status.as_deref())?];
         let ([logits, parameters], [ids, status]) = self.memory.parts(read, write)?;
         plan.run(self.stream, SamplingArgs::new(logits, parameters, ids, status))
+    }
+
+    fn collective(&mut self, ctx: &Context, collective: &Collective) -> Result<(), Error> {
+        let (op, regions) = (self.op, self.memory.regions);
+        // In place, X has an empty range.
+        let is_in_place = op.x == op.d;
+        let x = if is_in_place { 0..0 } else { regions.range(&op.x)? };
+        let ([x], [d]) = self.memory.parts([x], [regions.range(&op.d)?])?;
+        ctx.submit(self.stream, collective, (!is_in_place).then_some(x), d)
     }
 
     fn gather_rows(&mut self, plan: &GatherRowsPlan) -> Result<(), Error> {

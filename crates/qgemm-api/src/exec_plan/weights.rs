@@ -127,8 +127,8 @@ impl LoadedPlan {
             if let (Some(weight), Some(region), Some(dtype)) = (&op.weight, &op.bias, &op.bias_dtype) {
                 hold(region, &|| upload(&self.ctx, &bias_of(model, weight)?, dtype.parse()?))?;
             }
-            if let Some(sinks) = op.heads.as_ref().and_then(|heads| heads.sinks.as_ref()) {
-                hold(sinks, &|| upload(&self.ctx, &model.dense(sinks)?.to_f32(), DType::F32))?;
+            if let Some((heads, sinks)) = op.heads.as_ref().and_then(|heads| Some((heads, heads.sinks.as_ref()?))) {
+                hold(sinks, &|| upload(&self.ctx, &heads.sinks_of(model.dense(sinks)?.to_f32())?, DType::F32))?;
             }
             for tensor in op.plain_tensors() {
                 hold(tensor, &|| upload(&self.ctx, &model.dense(tensor)?.to_f32(), DType::F32))?;
@@ -222,7 +222,7 @@ fn load_weight(ctx: &Context, model: &Model, weight: &PlannedWeight) -> Result<H
             ([pairs], true) => model.interleaved_experts(pairs)?,
             _ => return Err(wrong()),
         };
-        return Ok(Held::Experts(ctx.load_experts(&experts)?));
+        return Ok(Held::Experts(ctx.load_experts(&weight.of_experts(experts)?)?));
     }
     let part = |(place, name): (usize, &String)| {
         let whole = whole_weight(model, name)?;
@@ -231,7 +231,8 @@ fn load_weight(ctx: &Context, model: &Model, weight: &PlannedWeight) -> Result<H
             None => Ok(whole),
         }
     };
-    let mut parts = names.iter().enumerate().map(part).collect::<Result<Vec<_>, _>>()?;
+    let parts = names.iter().enumerate().map(part).collect::<Result<Vec<_>, _>>()?;
+    let mut parts = weight.of_tensors(parts)?;
     if let ([gate, up], true) = (&parts[..], weight.gated)
         && gate.format() != up.format()
     {
@@ -300,17 +301,18 @@ fn bias_of(model: &Model, weight: &PlannedWeight) -> Result<Vec<f32>, Error> {
         names.iter().find(|name| model.has(name)).unwrap_or(&names[0]).clone()
     };
     if let ([pairs], true) = (&weight.tensors[..], weight.gated) {
-        return Ok(model.interleaved_biases(&name(pairs))?);
+        return weight.of_biases(vec![model.interleaved_biases(&name(pairs))?]);
     }
     let read = |tensor| Ok::<_, Error>(model.dense(&name(tensor))?.to_f32());
     let parts = weight.tensors.iter().map(read).collect::<Result<Vec<_>, _>>()?;
-    match (&parts[..], weight.experts) {
+    let parts = match (&parts[..], weight.experts) {
         ([gate, up], Some(experts)) if gate.len() == up.len() => {
             let rows = (gate.len() / experts.max(1)).max(1);
-            Ok(gate.chunks(rows).zip(up.chunks(rows)).flat_map(|(gate, up)| [gate, up].concat()).collect())
+            vec![gate.chunks(rows).zip(up.chunks(rows)).flat_map(|(gate, up)| [gate, up].concat()).collect()]
         }
-        _ => Ok(parts.concat()),
-    }
+        _ => parts,
+    };
+    weight.of_biases(parts)
 }
 
 /// Contiguous values in `dtype`.

@@ -152,6 +152,8 @@ struct ModelRow {
     /// Tokens in the cache of a session before.
     depth: usize,
     sessions: usize,
+    /// Ranks among which the model is divided.
+    ranks: u32,
     kv_format: String,
     /// Whether cached keys and values have a Hadamard rotation.
     rotate_cache: bool,
@@ -215,17 +217,18 @@ impl Row for ModelRow {
 /// # Errors
 /// When the model cannot be opened or run, a test does not fit it,
 /// or an option of products is given.
-pub fn run(ctx: &Context, args: &Args, path: &Path, printing: Printing) -> anyhow::Result<Holds> {
+pub fn run(ranks: &[Context], args: &Args, path: &Path, printing: Printing) -> anyhow::Result<Holds> {
     let precision = Precision { activations: args.x_dtype, x_precision: args.x_precision, ..Precision::default() };
     let defaults = EngineOptions::default();
     let kv_format = args.kv_format.unwrap_or(defaults.kv_format);
     let options = EngineOptions { kv_format, rotate_cache: args.rotate_cache, ..defaults };
     let repetitions = args.language_model.repetitions.unwrap_or(5);
     ensure!(repetitions > 0, "expected at least one repetition");
-    let model = LanguageModel::open(ctx, path, precision)?;
+    let model = LanguageModel::open_ranks(ranks, path, precision)?;
+    let ctx = model.context();
     let tests = args.language_model.tests();
     tests.iter().try_for_each(|test| test.check(model.hyperparameters().context))?;
-    let bandwidth = read_bandwidth(ctx)?;
+    let bandwidth = read_bandwidth(ctx)? * memories(ranks) as f64;
     if printing.is_text() {
         let (info, architecture) = (ctx.info(), model.architecture());
         let weights = bytes(model.weight_bytes(1) as u64);
@@ -251,6 +254,7 @@ pub fn run(ctx: &Context, args: &Args, path: &Path, printing: Printing) -> anyho
             tokens: test.tokens,
             depth: test.depth,
             sessions: test.sessions,
+            ranks: args.ranks.tp,
             kv_format: kv_format.to_string(),
             rotate_cache: options.rotates_cache(),
             x_dtype: args.x_dtype.to_string(),
@@ -279,6 +283,14 @@ pub fn run(ctx: &Context, args: &Args, path: &Path, printing: Printing) -> anyho
         file.finish_with(timeline::chrome_trace(&timelines).as_bytes())?;
     }
     Ok(Holds::Yes)
+}
+
+/// Different devices of the ranks, each with a memory of its own.
+fn memories(ranks: &[Context]) -> usize {
+    let mut ids: Vec<String> = ranks.iter().map(|ctx| ctx.info().id.to_string()).collect();
+    ids.sort();
+    ids.dedup();
+    ids.len()
 }
 
 #[cfg(test)]
