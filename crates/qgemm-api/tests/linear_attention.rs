@@ -207,3 +207,15 @@ fn attention_that_is_none_is_refused() -> Result<(), Error> {
     assert_eq!(plan(LinearAttention::new(DType::F16, 2, 64, Queries::each(2, 0), 2))?.kernel_name(), "none");
     Ok(())
 }
+
+#[test]
+fn a_time_step_needs_a_decay_that_is_made_of_one() {
+    let ctx = Context::open("cpu").expect("always there");
+    let attention = LinearAttention::new(DType::F32, 1, 16, Queries::each(1, 1), 1).time_step_beta();
+    let others = [Decay::per_head(), Decay::per_feature().softplus(DType::F32)];
+    for attention in others.map(|decay| attention.clone().decay(decay)).into_iter().chain([attention.clone()]) {
+        let refused = ctx.plan_linear_attention(&attention).map(drop);
+        assert!(matches!(refused, Err(Error::NoTimeStep)), "{refused:?}");
+    }
+    ctx.plan_linear_attention(&attention.decay(Decay::per_head().softplus(DType::F32))).expect("it has one");
+}
