@@ -19,6 +19,36 @@ use common::plan_checks::*;
 const SLOTS: usize = 5;
 const KEYS: usize = KV_HEADS * HEAD_DIM;
 
+/// A layer of the gated delta rule and one of gated attention (qwen35).
+fn recurrent() -> Vec<Tensor> {
+    let (keys, values) = (KV_HEADS * HEAD_DIM, HEADS * HEAD_DIM);
+    let matrix = |name: &str, n, k| (format!("{name}.weight"), vec![n, k], "q8_0");
+    let mut tensors = vec![matrix("token_embd", VOCABULARY, HIDDEN), norm("output_norm", HIDDEN)];
+    for layer in 0..2 {
+        tensors.extend(["attn_norm", "post_attention_norm"].map(|role| norm(&format!("blk.{layer}.{role}"), HIDDEN)));
+        for (role, n, k) in [("ffn_gate", INNER, HIDDEN), ("ffn_up", INNER, HIDDEN), ("ffn_down", HIDDEN, INNER)] {
+            tensors.push(matrix(&format!("blk.{layer}.{role}"), n, k));
+        }
+    }
+    tensors.extend([
+        matrix("blk.0.attn_qkv", 2 * keys + values, HIDDEN),
+        matrix("blk.0.attn_gate", values, HIDDEN),
+        matrix("blk.0.ssm_beta", HEADS, HIDDEN),
+        matrix("blk.0.ssm_alpha", HEADS, HIDDEN),
+        matrix("blk.0.ssm_out", HIDDEN, values),
+        ("blk.0.ssm_conv1d.weight".into(), vec![2 * keys + values, 4], "f32"),
+        ("blk.0.ssm_a".into(), vec![HEADS], "f32"),
+        ("blk.0.ssm_dt.bias".into(), vec![HEADS], "f32"),
+        norm("blk.0.ssm_norm", HEAD_DIM),
+        matrix("blk.1.attn_q", 2 * HIDDEN, HIDDEN),
+        matrix("blk.1.attn_k", KV, HIDDEN),
+        matrix("blk.1.attn_v", KV, HIDDEN),
+        matrix("blk.1.attn_output", HIDDEN, HIDDEN),
+    ]);
+    tensors.extend(["q", "k"].map(|role| norm(&format!("blk.1.attn_{role}_norm"), HEAD_DIM)));
+    tensors
+}
+
 fn options() -> PlanOptions {
     let mut options = PlanOptions::new(BATCH);
     options.slots = Some(SLOTS);
@@ -62,8 +92,10 @@ fn a_plan_has_the_mixer_of_each_layer_and_states_by_slot() {
         // Query and gate of each head are neighbours in one tensor.
         let op = |id: &str| plan.ops.iter().find(|op| op.op_id == id).expect("above");
         let weight = op("blk.1.attn_qgatekv").weight.as_ref().expect("of a product");
-        let rows = |first| PlannedRows { first, count: HEAD_DIM, every: 2 * HEAD_DIM };
-        assert_eq!(weight.rows, [Some(rows(0)), Some(rows(HEAD_DIM)), None, None]);
+        let rows = |rows: PlannedRows| (rows.first, rows.count, rows.every);
+        let rows: Vec<_> = weight.rows.iter().map(|of| of.map(rows)).collect();
+        let from = |first| Some((first, HEAD_DIM, 2 * HEAD_DIM));
+        assert_eq!(rows, [from(0), from(HEAD_DIM), None, None]);
         assert_eq!(weight.tensors[..2], ["blk.1.attn_q.weight", "blk.1.attn_q.weight"]);
 
         let last = plan.ops.len() - 1;

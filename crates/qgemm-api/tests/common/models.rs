@@ -113,37 +113,6 @@ pub fn of_experts(layers: usize) -> Vec<Tensor> {
     }
     tensors
 }
-
-/// A layer of the gated delta rule and one of gated attention (qwen35).
-pub fn recurrent() -> Vec<Tensor> {
-    let (keys, values) = (KV_HEADS * HEAD_DIM, HEADS * HEAD_DIM);
-    let matrix = |name: &str, n, k| (format!("{name}.weight"), vec![n, k], "q8_0");
-    let mut tensors = vec![matrix("token_embd", VOCABULARY, HIDDEN), norm("output_norm", HIDDEN)];
-    for layer in 0..2 {
-        tensors.extend(["attn_norm", "post_attention_norm"].map(|role| norm(&format!("blk.{layer}.{role}"), HIDDEN)));
-        for (role, n, k) in [("ffn_gate", INNER, HIDDEN), ("ffn_up", INNER, HIDDEN), ("ffn_down", HIDDEN, INNER)] {
-            tensors.push(matrix(&format!("blk.{layer}.{role}"), n, k));
-        }
-    }
-    tensors.extend([
-        matrix("blk.0.attn_qkv", 2 * keys + values, HIDDEN),
-        matrix("blk.0.attn_gate", values, HIDDEN),
-        matrix("blk.0.ssm_beta", HEADS, HIDDEN),
-        matrix("blk.0.ssm_alpha", HEADS, HIDDEN),
-        matrix("blk.0.ssm_out", HIDDEN, values),
-        ("blk.0.ssm_conv1d.weight".into(), vec![2 * keys + values, 4], "f32"),
-        ("blk.0.ssm_a".into(), vec![HEADS], "f32"),
-        ("blk.0.ssm_dt.bias".into(), vec![HEADS], "f32"),
-        norm("blk.0.ssm_norm", HEAD_DIM),
-        matrix("blk.1.attn_q", 2 * HIDDEN, HIDDEN),
-        matrix("blk.1.attn_k", KV, HIDDEN),
-        matrix("blk.1.attn_v", KV, HIDDEN),
-        matrix("blk.1.attn_output", HIDDEN, HIDDEN),
-    ]);
-    tensors.extend(["q", "k"].map(|role| norm(&format!("blk.1.attn_{role}_norm"), HEAD_DIM)));
-    tensors
-}
-
 pub struct Folder(pub tempfile::TempDir);
 
 impl Folder {
