@@ -19,7 +19,8 @@ use common::plan_checks::*;
 const SLOTS: usize = 5;
 const KEYS: usize = KV_HEADS * HEAD_DIM;
 
-/// A layer of the gated delta rule and one of gated attention (qwen35).
+/// A layer of the gated delta rule,
+/// and one of gated attention (qwen35).
 fn recurrent() -> Vec<Tensor> {
     let (keys, values) = (KV_HEADS * HEAD_DIM, HEADS * HEAD_DIM);
     let matrix = |name: &str, n, k| (format!("{name}.weight"), vec![n, k], "q8_0");

@@ -1,12 +1,15 @@
-// Linear attention in chunks: matrices of the tokens of a chunk.
-// A CTA has a chunk of a head. Products of its queries and keys
-// are f32 sums, so that each feature may have its own decay.
+// Linear attention in chunks:
+// matrices of the tokens of a chunk.
+// A CTA has a chunk of a head.
+// Products of its queries and keys are f32 sums,
+// so that each feature may have its own decay.
 #include "recurrence/chunked.cuh"
 #include "recurrence/query_and_key.cuh"
 
-// Pairs of tokens of a thread: 2 × 4. Rows are 16 tokens apart and
-// columns 8: adjacent lanes read adjacent rows of shared memory,
-// without bank conflicts.
+// Pairs of tokens of a thread: 2 × 4.
+// Rows are 16 tokens apart and columns 8.
+// Adjacent lanes read adjacent rows of shared
+// memory, without bank conflicts.
 constexpr u32 ROWS = 2, COLUMNS = 4, ROW_STEP = CHUNK / ROWS, COLUMN_STEP = CHUNK / COLUMNS;
 static_assert(QG_THREADS == ROW_STEP * COLUMN_STEP, "a thread for each tile of pairs");
 
@@ -21,7 +24,8 @@ constexpr u32 MOST_DIM = 128, PITCH = MOST_DIM + 4;
 struct SharedStorage {
     alignas(16) float k[CHUNK][PITCH];
     alignas(16) float q[CHUNK][PITCH];
-    // Sums of log-decays of each feature, and the features' resets.
+    // Sums of log-decays of each feature,
+    // and the features' resets.
     alignas(16) float sums[CHUNK][PITCH];
     u32 resets[MOST_DIM];
     // Strictly lower: β_i Γ(i, j) k_i·k_j.
@@ -82,8 +86,8 @@ QG_DEVICE f32x4 four_of(const float* row, u32 column) {
     return ld_shared(reinterpret_cast<const f32x4*>(row + column));
 }
 
-// Products k·k and q·k of the thread's pairs, first token before
-// the second. With FEATURES each feature decays by itself.
+// Products k·k and q·k of the thread's pairs.
+// With FEATURES each feature decays by itself.
 template <bool FEATURES>
 QG_DEVICE void multiply(const SharedStorage& shared, u32 qk_dim, u32 row, u32 column, float (&kk)[ROWS][COLUMNS],
                         float (&qk)[ROWS][COLUMNS]) {

@@ -1,5 +1,6 @@
-// Linear attention in chunks: operands of a chunk in shared memory
-// as two bf16 numbers each, for three products (bf16x3).
+// Linear attention in chunks:
+// operands of a chunk in shared memory,
+// two bf16 numbers each (bf16x3).
 #pragma once
 #include "atoms/ldmatrix.cuh"
 #include "atoms/mma.cuh"
@@ -7,7 +8,8 @@
 #include "recurrence/chunked.cuh"
 #include "recurrence/query_and_key.cuh"
 
-// Features of queries and keys, and of a row of the matrices.
+// Features of queries and keys,
+// and of a row of the matrices.
 // Eight more columns avoid bank conflicts.
 constexpr u32 MOST_DIM = 128, WIDE = MOST_DIM + 8, NARROW = CHUNK + 8;
 
@@ -38,8 +40,8 @@ struct Plane {
 };
 
 struct ChunkPlanes {
-    // Keys and queries that decay from the chunk's begin, and
-    // keys that decay to its end.
+    // Keys and queries that decay from the chunk's
+    // begin, and keys that decay to its end.
     Plane<WIDE> key, query, key_of_state;
     Plane<NARROW> inverse, outputs;
     // Decay of the chunk, of each feature.
@@ -95,7 +97,8 @@ QG_DEVICE void multiply_columns(float (&first)[4], float (&second)[4], const Spl
     add_product(second, a, hi, lo, 1);
 }
 
-// Queries and keys of a chunk whose decays are a number a token.
+// Queries and keys of a chunk
+// whose decays are a number a token.
 QG_DEVICE void load_rows(ChunkPlanes& planes, const ChunkedParams& p, const Segment& segment, u32 begin, u32 count) {
     const u32 groups = p.attention.shape.qk_dim / 8;
 #pragma unroll 1
@@ -113,8 +116,8 @@ QG_DEVICE void load_rows(ChunkPlanes& planes, const ChunkedParams& p, const Segm
     }
 }
 
-// Queries and keys whose features decay by themselves: a thread
-// has two features.
+// Queries and keys whose features decay by
+// themselves: a thread has two features.
 QG_DEVICE void load_features(ChunkPlanes& planes, const ChunkedParams& p, const Segment& segment, u32 begin, u32 count) {
     const LinearAttentionParams& attention = p.attention;
     const u32 feature = thread_index() * 2, first = segment.first + begin;
@@ -130,7 +133,8 @@ QG_DEVICE void load_features(ChunkPlanes& planes, const ChunkedParams& p, const 
     for (u32 j = 0; j < 2; j++)
         st_shared(&planes.decay[feature + j], decay_from_begin(all[j].resets, CHUNK - 1, all[j].sum));
     Decays own[2] = {Decays::none(), Decays::none()};
-    // The sums are made again: there are no registers for all of them.
+    // The sums are made again:
+    // there are no registers for all of them.
 #pragma unroll 1
     for (u32 i = 0; i < CHUNK; i++) {
         float query[2] = {}, key[2] = {}, of_state[2] = {};

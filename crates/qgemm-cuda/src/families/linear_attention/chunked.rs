@@ -16,7 +16,7 @@ use qgemm_hal::{
     Operation, Spec, Unsupported, Variant, WorkspaceLayout,
 };
 
-use super::{LinearAttentionParams, MOST_CTAS, chain_seconds};
+use super::params::{LinearAttentionParams, MOST_CTAS, chain_seconds};
 use crate::families::kernel_launch::{Addresses, KernelLaunch, MakeKernel, Params, load};
 use crate::families::launch_params::LaunchParams;
 use crate::families::prelude::Prelude;
@@ -188,12 +188,14 @@ fn ctas(op: &CheckedLinearAttention, step: LinearAttentionStep, segments: &Segme
 /// Launch sequence of a plan. `make` prepares each kernel.
 ///
 /// # Errors
-/// Errors of `make`.
+/// [`HalError::WrongDevice`] when the device has no kernel
+/// variant, and errors of `make`.
 pub(super) fn sequence(
     op: &CheckedLinearAttention,
-    variant: Variant,
+    info: &DeviceInfo,
     make: &mut MakeKernel<'_>,
 ) -> Result<LaunchSequence, HalError> {
+    let variant = info.variant.ok_or(HalError::WrongDevice { device: info.id, what: "a CUDA kernel" })?;
     let segments = Segments::of(op).map_err(|refused| HalError::KernelUnavailable {
         kernel: op.kernel_name(),
         target: variant.to_string(),
@@ -284,9 +286,9 @@ impl Family<CheckedLinearAttention> for Chunked {
         &self,
         device: &dyn Device,
         op: &CheckedLinearAttention,
-        plan: &LinearAttentionPlan,
+        _: &LinearAttentionPlan,
     ) -> Result<LaunchSequence, HalError> {
-        super::sequence(op, plan, device.info(), &mut load(device))
+        sequence(op, device.info(), &mut load(device))
     }
 
     fn source_hash(&self, op: &CheckedLinearAttention, config: &LinearAttentionConfig) -> u64 {
@@ -302,7 +304,7 @@ impl Family<CheckedLinearAttention> for Chunked {
 mod tests {
     use qgemm_hal::QueryLengths;
 
-    use super::super::tests::op;
+    use super::super::params::tests::op;
     use super::*;
 
     #[test]

@@ -13,7 +13,7 @@ use qgemm_hal::{
     Unsupported, Variant,
 };
 
-use super::{LinearAttentionParams, MOST_CTAS, chain_seconds};
+use super::params::{LinearAttentionParams, MOST_CTAS, chain_seconds};
 use crate::families::kernel_launch::{KernelLaunch, MakeKernel, load};
 use crate::families::prelude::Prelude;
 use crate::source;
@@ -102,12 +102,14 @@ impl Cta {
 /// Launch sequence of a plan. `make` prepares its kernel.
 ///
 /// # Errors
-/// Errors of `make`.
+/// [`HalError::WrongDevice`] when the device has no kernel
+/// variant, and errors of `make`.
 pub(super) fn sequence(
     op: &CheckedLinearAttention,
-    variant: Variant,
+    info: &DeviceInfo,
     make: &mut MakeKernel<'_>,
 ) -> Result<LaunchSequence, HalError> {
+    let variant = info.variant.ok_or(HalError::WrongDevice { device: info.id, what: "a CUDA kernel" })?;
     let (cta, mut params) = (Cta::of(op), LinearAttentionParams::of(op));
     params.shape.slices = cta.slices(op) as u32;
     params.shape.row_lanes = cta.row_lanes;
@@ -154,9 +156,9 @@ impl Family<CheckedLinearAttention> for Recurrent {
         &self,
         device: &dyn Device,
         op: &CheckedLinearAttention,
-        plan: &LinearAttentionPlan,
+        _: &LinearAttentionPlan,
     ) -> Result<LaunchSequence, HalError> {
-        super::sequence(op, plan, device.info(), &mut load(device))
+        sequence(op, device.info(), &mut load(device))
     }
 
     fn source_hash(&self, op: &CheckedLinearAttention, config: &LinearAttentionConfig) -> u64 {
@@ -166,7 +168,7 @@ impl Family<CheckedLinearAttention> for Recurrent {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::op;
+    use super::super::params::tests::op;
     use super::*;
 
     #[test]
