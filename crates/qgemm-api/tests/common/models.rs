@@ -113,6 +113,7 @@ pub fn of_experts(layers: usize) -> Vec<Tensor> {
     }
     tensors
 }
+
 pub struct Folder(pub tempfile::TempDir);
 
 impl Folder {
