@@ -1,5 +1,6 @@
 //! NCCL's functions, loaded from its library.
 
+use std::error::Error as _;
 use std::ffi::{CStr, OsStr, c_char, c_int, c_uint, c_void};
 use std::path::PathBuf;
 use std::ptr;
@@ -105,7 +106,11 @@ impl Api {
             // preconditions.
             match unsafe { Library::new(name) } {
                 Ok(library) => return Self::of(library),
-                Err(error) => reasons.push(error.to_string()),
+                Err(error) => {
+                    // The system's words are the source.
+                    let why = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+                    reasons.push(format!("{}: {why}", name.display()));
+                }
             }
         }
         let why = format!(
