@@ -1,7 +1,7 @@
 // Linear attention in chunks: states and outputs, chunk by chunk.
 // A CTA has 64 rows (values) of a head's state for a sequence, 16
-// a warp. The state stays in the accumulators of the product that
-// updates it; these are also A operands of the products with
+// a warp. The state stays in registers, in the layout of
+// accumulators; these are also A operands of the products with
 // queries and keys.
 #include "recurrence/chunk_planes.cuh"
 
@@ -95,22 +95,26 @@ QG_DEVICE void multiply_tokens(Tokens8& acc, const Tokens8& x, const Plane<NARRO
 }
 
 // Decays the state and adds the tokens' updates.
+// f32 additions round to nearest, while the MMA truncates:
+// a state may live for thousands of chunks.
 QG_DEVICE void update_state(State& s, const Tokens8& updates, const ChunkPlanes& planes, u32 qk_dim, u32 lane) {
+    SplitA a[CHUNK / 16];
 #pragma unroll
-    for (u32 tile = 0; tile < STATE_TILES; tile++) {
-        if (tile * 8 >= qk_dim) break;
+    for (u32 step = 0; step < CHUNK / 16; step++) a[step] = SplitA::of(updates[step * 2], updates[step * 2 + 1]);
 #pragma unroll
-        for (u32 e = 0; e < 4; e++)
-            s[tile][e] = scaled(s[tile][e], ld_shared(&planes.decay[column_of_element(lane, tile, e)]));
-    }
+    for (u32 pair = 0; pair < STATE_TILES; pair += 2) {
+        if (pair * 8 >= qk_dim) break;
+        float sums[2][4] = {};
 #pragma unroll
-    for (u32 step = 0; step < CHUNK / 16; step++) {
-        const SplitA a = SplitA::of(updates[step * 2], updates[step * 2 + 1]);
+        for (u32 step = 0; step < CHUNK / 16; step++)
+            multiply_columns(sums[0], sums[1], a[step], planes.key_of_state, step * 16, pair * 8, lane);
 #pragma unroll
-        for (u32 pair = 0; pair < STATE_TILES; pair += 2) {
-            if (pair * 8 >= qk_dim) break;
-            multiply_columns(s[pair], s[pair + 1], a, planes.key_of_state, step * 16, pair * 8, lane);
-        }
+        for (u32 i = 0; i < 2; i++)
+#pragma unroll
+            for (u32 e = 0; e < 4; e++) {
+                float& own = s[pair + i][e];
+                own = scaled(own, ld_shared(&planes.decay[column_of_element(lane, pair + i, e)])) + sums[i][e];
+            }
     }
 }
 
