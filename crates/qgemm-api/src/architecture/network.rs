@@ -184,6 +184,7 @@ pub(crate) struct AttentionTensors {
 }
 
 /// Feed-forward part of a layer.
+#[expect(clippy::large_enum_variant, reason = "a model has tens of layers")]
 #[derive(Clone, Debug)]
 pub(crate) enum FeedForward {
     /// `down(activation(up))`, with an optional gate.

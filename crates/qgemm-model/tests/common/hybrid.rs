@@ -325,14 +325,14 @@ fn of_transformers(kind: Hybrid, all: Vec<Tensor>) -> Vec<Tensor> {
         if part.ends_with("ssm_a") {
             tensor.values.iter_mut().for_each(|rate| *rate = (-*rate).ln());
         }
-        match &tensor.shape[..] {
-            &[channels, width] if part.contains("conv1d") || part.contains("shortconv.conv") => {
+        match tensor.shape[..] {
+            [channels, width] if part.contains("conv1d") || part.contains("shortconv.conv") => {
                 tensor.shape = vec![channels, 1, width];
             }
             _ if ["ssm_a", "ssm_d", "ssm_norm.weight"].iter().any(|end| part.ends_with(end)) => {
                 tensor.shape = vec![tensor.values.len()];
             }
-            &[k] if part.ends_with("ffn_gate_inp_shexp.weight") => tensor.shape = vec![1, k],
+            [k] if part.ends_with("ffn_gate_inp_shexp.weight") => tensor.shape = vec![1, k],
             _ => {}
         }
         if kind == Hybrid::Qwen35 {
