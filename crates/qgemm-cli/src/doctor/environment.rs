@@ -12,6 +12,7 @@ const VARIABLES: [&str; 17] = [
     "QGEMM_EMBED_KERNELS",
     "QGEMM_CACHE",
     "QGEMM_NVRTC",
+    "QGEMM_NCCL",
     "QGEMM_CUPTI",
     "QGEMM_NVDISASM",
     "QGEMM_VARIANT",
