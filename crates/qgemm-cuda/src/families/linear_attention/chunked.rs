@@ -309,15 +309,15 @@ mod tests {
 
     #[test]
     fn many_tokens_are_cut_into_segments_of_whole_chunks() {
-        let op = CheckedLinearAttention { heads: 2, tokens: 100, queries: QueryLengths::Each(100), ..op(64) };
+        let op = CheckedLinearAttention { heads: 2, tokens: 1000, queries: QueryLengths::Each(1000), ..op(64) };
         let whole = Segments::of(&op).expect("a large workspace");
-        assert_eq!((whole.tokens, whole.count), (128, 1));
-        assert_eq!(whole.bytes, WorkspaceLayout::RESERVED + 2 * 128 * TOKEN_BYTES);
+        assert_eq!((whole.tokens, whole.count), (1024, 1));
+        assert_eq!(whole.bytes, WorkspaceLayout::RESERVED + 2 * 1024 * TOKEN_BYTES);
         let states = 2 * 64 * 128 * 4;
         let most = |chunks: usize| WorkspaceLayout::RESERVED + states + chunks * 2 * CHUNK * TOKEN_BYTES;
         let with = |max_workspace| Segments::of(&CheckedLinearAttention { max_workspace, ..op });
         let cut = with(most(1)).expect("a chunk fits");
-        assert_eq!((cut.tokens, cut.count, cut.bytes), (32, 4, most(1)));
+        assert_eq!((cut.tokens, cut.count, cut.bytes), (32, 32, most(1)));
         assert_eq!(with(most(2) + 5).expect("two chunks fit").tokens, 64);
         let refused = with(most(1) - 1).expect_err("no chunk fits").why;
         assert!(refused.contains(&format!("needs a workspace of {} bytes", most(1))), "{refused}");
