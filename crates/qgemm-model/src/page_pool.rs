@@ -33,7 +33,7 @@ impl SlotPool {
 }
 
 /// Pages of one session, in the order of its tokens.
-/// They return to the pool by [`PagePool::release`].
+/// [`PagePool::release`] returns them to the pool.
 #[derive(Debug, Default)]
 pub struct PageTable {
     pages: Vec<u32>,

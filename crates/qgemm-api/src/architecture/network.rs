@@ -207,7 +207,7 @@ pub(crate) struct ExpertTensors {
     pub shared: Option<SharedExpert>,
 }
 
-/// Shared expert of a layer, which every token has.
+/// Shared expert of a layer, which processes every token.
 #[derive(Clone, Debug)]
 pub(crate) struct SharedExpert {
     /// Row whose product's sigmoid is the weight of the expert.

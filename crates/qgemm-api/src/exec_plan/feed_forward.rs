@@ -118,7 +118,7 @@ impl Builder<'_> {
         }
     }
 
-    /// Adds the shared expert of `x` to the residual.
+    /// Adds the shared expert's result for `x` to the residual.
     ///
     /// It is a layer of one expert, whose weight is the
     /// sigmoid of a product.

@@ -125,7 +125,7 @@ impl LoadedPlan {
     /// such states.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] for a slot that the plan has not; [`Error::NotInPlan`] in the arena of
+    /// [`Error::OutOfRange`] for a slot beyond the plan's slots; [`Error::NotInPlan`] in the arena of
     /// another model; a device error.
     pub fn clear_slot(&self, stream: &Stream, arena: &mut PlanArena, slot: usize) -> Result<(), Error> {
         let mut states = self.plan.ops.iter().filter_map(PlannedOp::state);

@@ -57,7 +57,7 @@ QG_DEVICE u64 row_of(const ChunkedParams& p, const Segment& segment, u32 token) 
     return ((u64)segment.sequence * p.attention.shape.heads + segment.head) * p.chunks.tokens + token;
 }
 
-// Rows T and P of a token, behind each other.
+// A token's row of T, followed by its row of P.
 QG_DEVICE float* matrix_row(const ChunkedParams& p, u64 row) {
     return reinterpret_cast<float*>(p.chunks.matrices) + row * 2 * CHUNK;
 }

@@ -1,5 +1,6 @@
-// Linear attention: query and key of a token, with the factors of
-// their norms and the scale.
+// Linear attention: loads the query and key of a token.
+// Computes their factors: the inverse L2 norms,
+// and for queries the scale.
 #pragma once
 #include "recurrence/problem.cuh"
 

@@ -16,7 +16,7 @@ use qgemm_hal::{
     Operation, Spec, Unsupported, Variant, WorkspaceLayout,
 };
 
-use super::params::{LinearAttentionParams, MOST_CTAS, chain_seconds};
+use super::params::{LinearAttentionParams, MOST_CTAS, chain_seconds, too_many_ctas};
 use crate::families::kernel_launch::{Addresses, KernelLaunch, MakeKernel, Params, load};
 use crate::families::launch_params::LaunchParams;
 use crate::families::prelude::Prelude;
@@ -265,7 +265,7 @@ impl Family<CheckedLinearAttention> for Chunked {
         let segments = Segments::of(op)?;
         let counts = STEPS.map(|step| ctas(op, step, &segments));
         let [Some(_), Some(chains)] = counts else {
-            return Err(Unsupported::new(format!("launches at most {MOST_CTAS} CTAs: run fewer sequences at once")));
+            return Err(too_many_ctas());
         };
         let chunks = op.most_tokens().div_ceil(CHUNK);
         let config = LinearAttentionConfig::of_tokens(

@@ -5,13 +5,18 @@ use std::mem::size_of;
 use bytemuck::{Pod, Zeroable};
 use qgemm_hal::abi::{self, LinearAttentionPointers, LinearAttentionShape, dtype_code};
 use qgemm_hal::op::linear_attention::{BetaSource, DecayPer, KeyHeadOrder};
-use qgemm_hal::{CheckedLinearAttention, HalError, LinearAttentionOperand, Operands};
+use qgemm_hal::{CheckedLinearAttention, HalError, LinearAttentionOperand, Operands, Unsupported};
 
 use crate::families::kernel_launch::{Addresses, Params};
 use crate::families::launch_params::LaunchParams;
 
 /// Maximum CTAs of a launch.
 pub(super) const MOST_CTAS: usize = i32::MAX as usize;
+
+/// Refusal of a launch of more than [`MOST_CTAS`] CTAs.
+pub(super) fn too_many_ctas() -> Unsupported {
+    Unsupported::new(format!("launches at most {MOST_CTAS} CTAs: run fewer sequences at once"))
+}
 
 /// `LinearAttentionParams` in `recurrence/problem.cuh`.
 #[repr(C)]
@@ -100,7 +105,7 @@ impl LinearAttentionParams {
 }
 
 /// Seconds in which a GPU with `units` units runs `ctas` chains of
-/// `steps` steps, some of them on a unit at a time.
+/// `steps` dependent steps, `ctas_a_unit` chains on a unit at a time.
 pub(super) fn chain_seconds(steps: usize, step_seconds: f64, ctas: usize, ctas_a_unit: usize, units: u32) -> f64 {
     let waves = ctas.div_ceil(ctas_a_unit * units.max(1) as usize);
     steps as f64 * step_seconds * waves as f64

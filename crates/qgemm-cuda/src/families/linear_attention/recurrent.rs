@@ -13,7 +13,7 @@ use qgemm_hal::{
     Unsupported, Variant,
 };
 
-use super::params::{LinearAttentionParams, MOST_CTAS, chain_seconds};
+use super::params::{LinearAttentionParams, MOST_CTAS, chain_seconds, too_many_ctas};
 use crate::families::kernel_launch::{KernelLaunch, MakeKernel, load};
 use crate::families::prelude::Prelude;
 use crate::source;
@@ -145,7 +145,7 @@ impl Family<CheckedLinearAttention> for Recurrent {
     ) -> Result<Vec<LinearAttentionConfig>, Unsupported> {
         let variant = info.variant.ok_or_else(|| Unsupported::new("runs on CUDA devices only"))?;
         let Some(ctas) = Cta::of(op).count(op) else {
-            return Err(Unsupported::new(format!("launches at most {MOST_CTAS} CTAs: run fewer sequences at once")));
+            return Err(too_many_ctas());
         };
         let chain_seconds = chain_seconds(op.most_tokens(), TOKEN_SECONDS, ctas, CTAS_A_UNIT, info.units);
         let config = LinearAttentionConfig::of_tokens(id(op.dtype, variant));
