@@ -5,6 +5,7 @@ use std::fmt;
 use qgemm_api::{Buffer, Context, DType, Decay, LinearAttention, LinearAttentionArgs, PlanRecord, Queries};
 use qgemm_testkit::{LinearAttentionCase, Selection, TestCase};
 
+use crate::bench::subject::normal_rows;
 use crate::bench::timing::time_launches;
 use crate::bench::{Args, BenchRow, copies};
 use crate::choice::Sizes;
@@ -102,13 +103,14 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
     let plan = ctx.plan_linear_attention(&subject.attention())?;
     let (tokens, width) = (sequences * each, subject.dtype.bytes());
     let places: Vec<usize> = (0..copies(ctx, plan.bytes() as usize)).collect();
-    let several = |bytes: usize| places.iter().map(|_| ctx.allocate(bytes)).collect::<Result<Vec<Buffer>, _>>();
-    // Zeros: the arithmetic is that of any numbers.
-    let (q, k) = (several(tokens * key_heads * dim * width)?, several(tokens * key_heads * dim * width)?);
-    let v = several(tokens * heads * dim * width)?;
+    let several = |bytes: &[u8]| places.iter().map(|_| ctx.upload(bytes)).collect::<Result<Vec<Buffer>, _>>();
+    let rows = |features: usize| several(&normal_rows(subject.dtype, tokens, features));
+    let (q, k, v) = (rows(key_heads * dim)?, rows(key_heads * dim)?, rows(heads * dim)?);
     let decays = if matches!(subject.form, Form::Kda) { dim } else { 1 };
-    let (decay, beta) = (several(tokens * heads * decays * 4)?, several(tokens * heads * 4)?);
-    let (mut states, mut d) = (several(sequences * heads * dim * dim * 4)?, several(tokens * heads * dim * width)?);
+    let factors = |value: f32, count: usize| several(&DType::F32.encode(&vec![value; count]));
+    let (decay, beta) = (factors(-0.02, tokens * heads * decays)?, factors(0.5, tokens * heads)?);
+    let mut states = factors(0.0, sequences * heads * dim * dim)?;
+    let mut d = several(&vec![0; tokens * heads * dim * width])?;
     let mut workspace = ctx.workspace(plan.workspace_bytes())?;
     let stream = ctx.new_stream()?;
     let launch = |&place: &usize| {
