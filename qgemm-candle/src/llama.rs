@@ -15,7 +15,7 @@ use crate::norm::RmsNorm;
 use crate::weights::host_weight;
 
 /// Maximum tokens of a sequence in one step. It bounds the memory of a prompt.
-const STEP_TOKENS: usize = 512;
+const STEP_TOKENS: usize = 2048;
 
 /// Arithmetic and room of a [`Llama`].
 #[derive(Clone, Copy, Debug)]

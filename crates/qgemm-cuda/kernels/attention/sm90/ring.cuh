@@ -81,9 +81,10 @@ struct AttentionItem {
 // Work items of a CTA, one group of heads after another. Each
 // group starts with its longest items. CTAs take items in
 // alternating direction, which balances long and short ones.
+// The direction depends on group and round alone: CTAs leave a
+// group after different numbers of rounds.
 struct ItemWalk {
-    u32 first_head, round;
-    bool is_backwards;
+    u32 first_head, group, round;
 
     // Advances to the next item that
     // has queries; false at the end.
@@ -92,12 +93,12 @@ struct ItemWalk {
         const u32 ctas = grid_ctas().x;
         while (walk.first_head < p.shape.heads) {
             const u32 heads = least(params.heads_together, p.shape.heads - walk.first_head);
-            const u32 turn = walk.is_backwards ? ctas - 1 - cta_index().x : cta_index().x;
+            const u32 turn = (walk.group + walk.round) % 2 ? ctas - 1 - cta_index().x : cta_index().x;
             const u32 number = walk.round * ctas + turn;
-            walk.is_backwards = !walk.is_backwards;
             walk.round++;
             if (number >= heads * p.shape.sequences * p.at.row_ctas) {
                 walk.first_head += heads;
+                walk.group++;
                 walk.round = 0;
                 continue;
             }
