@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{Tensor, backend::Backend};
+use burn::tensor::Tensor;
 use cudarc::driver::CudaStream;
 use qgemm_api::{Device, HalError, Stream, cuda};
 
@@ -10,7 +10,7 @@ use qgemm_api::{Device, HalError, Stream, cuda};
 ///
 /// # Errors
 /// When the candle tensor is no matrix.
-pub fn rows<B: Backend>(candle: &candle_core::Tensor, burn: &Tensor<B, 2>) -> candle_core::Result<(usize, usize)> {
+pub fn rows(candle: &candle_core::Tensor, burn: &Tensor<2>) -> candle_core::Result<(usize, usize)> {
     Ok((candle.dims2()?.0, burn.dims()[0]))
 }
 
