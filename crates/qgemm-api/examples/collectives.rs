@@ -1,7 +1,8 @@
-//! Sums over ranks: checked, then timed.
+//! All-reduce over ranks: checks the sums, then prints the time of
+//! each size.
 //!
-//! `cargo run --release --example collectives -- cuda:0 2` adds on
-//! two GPUs through NCCL, `cpu 2` on two threads.
+//! `cargo run --release --example collectives -- cuda:0 2` uses two
+//! GPUs and NCCL; with `cpu 2`, the ranks are two threads.
 
 #![allow(clippy::print_stdout, reason = "prints its results")]
 
@@ -9,10 +10,12 @@ use std::time::{Duration, Instant};
 
 use qgemm_api::{Buffer, Collective, Context, DType, Error, Stream, half::f16};
 
-/// Bytes of the sums.
+/// Bytes that an all-reduce sums.
 const SIZES: [usize; 5] = [8 << 10, 32 << 10, 128 << 10, 2 << 20, 16 << 20];
-/// Sums of a replay, and replays.
-const TIMES: [usize; 2] = [20, 20];
+/// All-reduces of a batch: on CUDA, of a graph.
+const BATCH: usize = 20;
+/// Batches of a measurement.
+const BATCHES: usize = 20;
 
 fn main() -> Result<(), Error> {
     let mut args = std::env::args().skip(1);
@@ -21,8 +24,11 @@ fn main() -> Result<(), Error> {
     let ranks = Context::open_ranks(&device, world, Duration::from_secs(60))?;
     for bytes in SIZES {
         let times = std::thread::scope(|scope| {
-            let ranks: Vec<_> =
-                ranks.iter().enumerate().map(|(rank, ctx)| scope.spawn(move || sum(ctx, rank, world, bytes))).collect();
+            let ranks: Vec<_> = ranks
+                .iter()
+                .enumerate()
+                .map(|(rank, ctx)| scope.spawn(move || all_reduce_time(ctx, rank, world, bytes)))
+                .collect();
             ranks.into_iter().map(|rank| rank.join().expect("no panic")).collect::<Result<Vec<_>, _>>()
         })?;
         let slowest = times.into_iter().max().unwrap_or_default();
@@ -31,8 +37,8 @@ fn main() -> Result<(), Error> {
     Ok(())
 }
 
-/// Time of a sum on this rank.
-pub fn sum(ctx: &Context, rank: usize, world: usize, bytes: usize) -> Result<Duration, Error> {
+/// Checks an all-reduce, and returns its time on this rank.
+fn all_reduce_time(ctx: &Context, rank: usize, world: usize, bytes: usize) -> Result<Duration, Error> {
     let stream = ctx.new_stream()?;
     let count = bytes / 2;
     let all_reduce = Collective::AllReduce { dtype: DType::F16, count };
@@ -48,23 +54,24 @@ pub fn sum(ctx: &Context, rank: usize, world: usize, bytes: usize) -> Result<Dur
     timed(ctx, &stream, &all_reduce, ctx.upload(&vec![f16::ZERO; count])?)
 }
 
-/// Replays of a graph, on devices that have them.
+/// Time of an all-reduce. On CUDA a graph has a batch of them, so that
+/// launches from the host do not count.
 fn timed(ctx: &Context, stream: &Stream, all_reduce: &Collective, mut part: Buffer) -> Result<Duration, Error> {
-    let [sums, replays] = TIMES;
+    let batch = || (0..BATCH).try_for_each(|_| ctx.submit(stream, all_reduce, None, &mut part));
     #[cfg(feature = "cuda")]
     if ctx.info().id.kind == qgemm_api::DeviceKind::Cuda {
-        let graph = qgemm_api::cuda::capture(&**ctx.device(), stream, || {
-            (0..sums).try_for_each(|_| ctx.submit(stream, all_reduce, None, &mut part))
-        })?;
-        graph.replay(stream)?;
-        ctx.synchronize(stream)?;
-        let start = Instant::now();
-        (0..replays).try_for_each(|_| graph.replay(stream))?;
-        ctx.synchronize(stream)?;
-        return Ok(start.elapsed() / (sums * replays) as u32);
+        let graph = qgemm_api::cuda::capture(&**ctx.device(), stream, batch)?;
+        return time_batches(ctx, stream, || Ok(graph.replay(stream)?));
     }
-    let start = Instant::now();
-    (0..sums * replays).try_for_each(|_| ctx.submit(stream, all_reduce, None, &mut part))?;
+    time_batches(ctx, stream, batch)
+}
+
+/// Time of an all-reduce in batches that `run` submits, behind one to warm up.
+fn time_batches(ctx: &Context, stream: &Stream, mut run: impl FnMut() -> Result<(), Error>) -> Result<Duration, Error> {
+    run()?;
     ctx.synchronize(stream)?;
-    Ok(start.elapsed() / (sums * replays) as u32)
+    let start = Instant::now();
+    (0..BATCHES).try_for_each(|_| run())?;
+    ctx.synchronize(stream)?;
+    Ok(start.elapsed() / (BATCH * BATCHES) as u32)
 }

@@ -109,8 +109,8 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
     let decays = if matches!(subject.form, Form::Kda) { dim } else { 1 };
     let factors = |value: f32, count: usize| several(&DType::F32.encode(&vec![value; count]));
     let (decay, beta) = (factors(-0.02, tokens * heads * decays)?, factors(0.5, tokens * heads)?);
-    let mut states = factors(0.0, sequences * heads * dim * dim)?;
-    let mut d = several(&vec![0; tokens * heads * dim * width])?;
+    let zeros = |bytes: usize| places.iter().map(|_| ctx.allocate(bytes)).collect::<Result<Vec<Buffer>, _>>();
+    let (mut states, mut d) = (zeros(sequences * heads * dim * dim * 4)?, zeros(tokens * heads * dim * width)?);
     let mut workspace = ctx.workspace(plan.workspace_bytes())?;
     let stream = ctx.new_stream()?;
     let launch = |&place: &usize| {

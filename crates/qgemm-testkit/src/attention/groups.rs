@@ -637,8 +637,8 @@ fn every_kernel() -> Vec<AttentionCase> {
         every_kernel: true,
         ..AttentionCase::new(&[(70, 2300)], (2, 1), 256, DType::F16)
     });
-    // So many items that persistent CTAs take several groups of heads,
-    // and leave a group after different numbers of rounds.
+    // Persistent CTAs process heads in groups. This case has several groups,
+    // and some CTAs have an item less in a group than others.
     let many = AttentionCase::new(&[(33, 40); 128], (4, 2), 64, DType::F16);
     cases.push(AttentionCase { places: AttentionStorage::Offsets, causal: true, every_kernel: true, ..many });
     numbered(cases)

@@ -81,8 +81,8 @@ struct AttentionItem {
 // Work items of a CTA, one group of heads after another. Each
 // group starts with its longest items. CTAs take items in
 // alternating direction, which balances long and short ones.
-// The direction depends on group and round alone: CTAs leave a
-// group after different numbers of rounds.
+// Some CTAs have one round less in a group than others. So the
+// direction follows from group and round, the same for all CTAs.
 struct ItemWalk {
     u32 first_head, group, round;
 
