@@ -78,7 +78,7 @@ const STEPS: &[Step] = &[
     Step {
         name: "clippy",
         why: "no lints",
-        days: Days::Every,
+        days: Days::Third(2),
         run: |run| run.cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
     },
     Step { name: "build", why: "everything compiles, once for all steps", days: Days::Every, run: Run::build },

@@ -25,4 +25,11 @@ QG_DEVICE void split_bf16x2(u32& hi, u32& lo, u32 first, u32 second) {
     hi = f32_to_bf16x2(high_part(x), high_part(y));
     lo = f32_to_bf16x2(low_part(x, hi << 16), low_part(y, hi & 0xffff0000u));
 }
+
+// The same for numbers whose hi is finite: of others lo is NaN,
+// and so are products with it.
+QG_DEVICE void split_finite_bf16x2(u32& hi, u32& lo, float first, float second) {
+    hi = f32_to_bf16x2(first, second);
+    lo = f32_to_bf16x2(first - bits_to_f32(hi << 16), second - bits_to_f32(hi & 0xffff0000u));
+}
 #endif

@@ -23,7 +23,7 @@ struct ChunkedParams {
 // Factors of a token's query and key. With a decay a head they
 // contain it: from the chunk's begin, or to its end for the key
 // that enters the state.
-struct TokenFactors {
+struct alignas(16) TokenFactors {
     float query, key, key_of_state;
     // Decay of the whole chunk.
     float decay;
@@ -57,9 +57,13 @@ QG_DEVICE u64 row_of(const ChunkedParams& p, const Segment& segment, u32 token) 
     return ((u64)segment.sequence * p.attention.shape.heads + segment.head) * p.chunks.tokens + token;
 }
 
-// A token's row of T, followed by its row of P.
-QG_DEVICE float* matrix_row(const ChunkedParams& p, u64 row) {
-    return reinterpret_cast<float*>(p.chunks.matrices) + row * 2 * CHUNK;
+// A matrix of a chunk, of which a token has a row.
+enum ChunkMatrix : u32 { INVERSE, OUTPUTS, CHUNK_MATRICES };
+
+// Address of an element: its hi, or its lo. A token has
+// [matrix][part][CHUNK] bf16 numbers.
+QG_DEVICE u8* matrix_at(const ChunkedParams& p, u64 row, u32 matrix, u32 part, u32 column) {
+    return reinterpret_cast<u8*>(p.chunks.matrices) + (((row * CHUNK_MATRICES + matrix) * 2 + part) * CHUNK + column) * 2;
 }
 
 QG_DEVICE f32x4* factors_of(const ChunkedParams& p, u64 row) {

@@ -107,10 +107,14 @@ abi_struct! {
         pub first: u32,
         /// Tokens of a sequence at most, a multiple of the chunk.
         pub tokens: u32,
-        /// Matrices of each token: f32 `[sequences, heads, tokens, 2, 32]`.
+        /// Matrices of each token as two bf16 numbers: `[sequences, heads, tokens, 2, 2, 32]`.
         pub matrices: u64,
         /// Factors of each token: f32 `[sequences, heads, tokens, 4]`.
+        /// With a decay for each feature, those of each chunk: f32 `[sequences, heads, chunks, 128]`.
         pub factors: u64,
+        /// With a decay for each feature, decayed queries and keys of each chunk as two bf16
+        /// numbers: `[sequences, heads, chunks, 3, 2, 32, 128]`.
+        pub decayed: u64,
         /// States between segments: f32
         /// `[sequences, heads, v_dim, qk_dim]`.
         pub states: u64,

@@ -219,6 +219,10 @@ axis! {
         Matrices: "matrices",
         /// Recurrence over chunks.
         Chunks: "chunks",
+        /// Matrices of the tokens of each chunk, with a decay for each feature.
+        FeatureMatrices: "feature_matrices",
+        /// Recurrence over chunks, with a decay for each feature.
+        FeatureChunks: "feature_chunks",
     }
 }
 

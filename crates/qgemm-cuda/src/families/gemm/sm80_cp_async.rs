@@ -28,7 +28,7 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
 };
 
 pub(super) static INSTANCES: InstanceLists =
-    InstanceLists { experts_tiles: |_| &[64], ..InstanceLists::new(&MAIN_LOOP, instances) };
+    InstanceLists { experts_tiles: |_| &[64, 128], ..InstanceLists::new(&MAIN_LOOP, instances) };
 
 struct Tile {
     tile_m: u32,

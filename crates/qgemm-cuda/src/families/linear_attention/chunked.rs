@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::DType;
-use qgemm_hal::abi::{LinearAttentionChunks, dtype_code};
-use qgemm_hal::op::linear_attention::LinearAttentionStep;
+use qgemm_hal::abi::{FLAG_X_ALIGNED16, LinearAttentionChunks, dtype_code};
+use qgemm_hal::op::linear_attention::{DecayPer, LinearAttentionStep};
 use qgemm_hal::{
     CheckedLinearAttention, Device, DeviceInfo, Family, Geometry, HalError, KernelId, LaunchSequence, LaunchStep,
     LinearAttentionConfig, LinearAttentionOperand, LinearAttentionPlan, LinearAttentionSpec, Operand, Operands,
@@ -35,10 +35,12 @@ const MOST_DIM: usize = 128;
 const CTA_ROWS: usize = 64;
 /// Workspace bytes of a token: two rows of matrices and four factors.
 const TOKEN_BYTES: usize = (2 * CHUNK + 4) * size_of::<f32>();
+/// Workspace bytes of a token's decayed query and keys: three rows of two bf16 numbers a feature.
+const DECAYED_BYTES: usize = 3 * 2 * MOST_DIM * size_of::<u16>();
 /// Expected share of the bandwidth, per mille.
 const EFFICIENCY: u32 = 500;
-/// Expected seconds of a chunk: three bf16 products for each of f32.
-const CHUNK_SECONDS: f64 = 2.5e-6;
+/// Expected seconds of a chunk (H200: 4.3 µs in bf16, 5.8 µs in f16).
+const CHUNK_SECONDS: f64 = 5e-6;
 /// CTAs that a unit runs at once.
 const CTAS_A_UNIT: usize = 2;
 
@@ -57,19 +59,32 @@ struct Instance {
 impl Instance {
     /// `SharedStorage` of the kernel.
     fn shared_bytes(self) -> u32 {
-        let (wide, narrow) = ((MOST_DIM + 4) * CHUNK * 4, CHUNK * CHUNK * 4);
+        let (wide, narrow) = (MOST_DIM + 8, CHUNK + 8);
+        // The lower matrix; five numbers a token; the head's resets.
+        let tokens = (CHUNK + 5) * CHUNK * 4 + 16;
+        // Keys and queries, of bf16 numbers each.
+        let planes = 2 * wide * CHUNK * 2 * self.parts();
+        // Two matrices in two parts, and values.
+        let (matrices, values) = (2 * 2 * narrow * 2 * CHUNK, (CTA_ROWS + 4) * 4 * CHUNK);
         let bytes = match self.step {
-            // Keys, queries, sums; resets; the lower matrix; five numbers
-            // a token; the head's resets.
-            LinearAttentionStep::Matrices => 3 * wide + MOST_DIM * 4 + narrow + 5 * CHUNK * 4 + 16,
-            // Three planes of keys and queries, two of matrices, as two
-            // 16-bit numbers; decays; values.
-            _ => {
-                let planes = 3 * (MOST_DIM + 8) + 2 * (CHUNK + 8);
-                planes * CHUNK * 4 + MOST_DIM * 4 + CHUNK * (CTA_ROWS + 4) * 4
-            }
+            LinearAttentionStep::Matrices => planes + tokens,
+            // Keys, queries and decays in f32.
+            LinearAttentionStep::FeatureMatrices => 3 * (MOST_DIM + 4) * CHUNK * 4 + tokens,
+            // And keys that decay to the end, and decays of features.
+            LinearAttentionStep::FeatureChunks => planes / 2 * 3 + MOST_DIM * 4 + 2 * matrices + values,
+            // And factors of tokens.
+            _ => planes + 2 * (matrices + 16 * CHUNK) + values,
         };
         bytes as u32
+    }
+
+    /// `PARTS` of the kernel: bf16 numbers of an element.
+    fn parts(self) -> usize {
+        if self.dtype == DType::BF16 && !self.has_feature_decay() { 1 } else { 2 }
+    }
+
+    fn has_feature_decay(self) -> bool {
+        matches!(self.step, LinearAttentionStep::FeatureMatrices | LinearAttentionStep::FeatureChunks)
     }
 
     fn id(self) -> KernelId {
@@ -82,12 +97,16 @@ impl Instance {
             LinearAttentionStep::Matrices => {
                 ("entry/sm80_linear_attention_matrices.cu", "qg_sm80_linear_attention_matrices")
             }
+            LinearAttentionStep::FeatureMatrices => {
+                ("entry/sm80_linear_attention_feature_matrices.cu", "qg_sm80_linear_attention_feature_matrices")
+            }
             _ => ("entry/sm80_linear_attention_chunks.cu", "qg_sm80_linear_attention_chunks"),
         };
         let prelude = Prelude {
             x_dtype: Some(dtype_code(self.dtype)),
             threads: Some(THREADS),
             shared_bytes: Some(self.shared_bytes()),
+            decay_features: Some(self.has_feature_decay().into()),
             ..Prelude::of(self.variant)
         };
         KernelSpec {
@@ -102,13 +121,22 @@ impl Instance {
 }
 
 /// Steps of a segment, in order.
-const STEPS: [LinearAttentionStep; 2] = [LinearAttentionStep::Matrices, LinearAttentionStep::Chunks];
+type Steps = [LinearAttentionStep; 2];
+const STEPS: Steps = [LinearAttentionStep::Matrices, LinearAttentionStep::Chunks];
+const FEATURE_STEPS: Steps = [LinearAttentionStep::FeatureMatrices, LinearAttentionStep::FeatureChunks];
+
+fn steps(op: &CheckedLinearAttention) -> Steps {
+    if has_feature_decay(op) { FEATURE_STEPS } else { STEPS }
+}
+
+fn has_feature_decay(op: &CheckedLinearAttention) -> bool {
+    op.decay.is_some_and(|decay| decay.per == DecayPer::Feature)
+}
 
 /// All kernels of the family for `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
-    let steps = if variant >= Variant::Sm80 { &STEPS[..] } else { &[] };
-    let of_step = move |step| DType::ALL.into_iter().map(move |dtype| Instance { step, dtype, variant }.source());
-    steps.iter().copied().flat_map(of_step)
+    let steps = STEPS.into_iter().chain(FEATURE_STEPS).filter(move |_| variant >= Variant::Sm80);
+    steps.flat_map(move |step| DType::ALL.into_iter().map(move |dtype| Instance { step, dtype, variant }.source()))
 }
 
 /// `ChunkedParams` in `recurrence/chunked.cuh`.
@@ -124,7 +152,7 @@ impl Params for ChunkedParams {
         let workspace = at.of(operands, LinearAttentionOperand::Workspace)?;
         let mut params = Self { attention: self.attention.with_operands(operands, at)?, ..*self };
         let chunks = &mut params.chunks;
-        for address in [&mut chunks.matrices, &mut chunks.factors, &mut chunks.states] {
+        for address in [&mut chunks.matrices, &mut chunks.factors, &mut chunks.decayed, &mut chunks.states] {
             *address += workspace;
         }
         Ok(LaunchParams::of(&params))
@@ -137,8 +165,9 @@ struct Segments {
     /// Tokens of a segment, a multiple of the chunk.
     tokens: usize,
     count: usize,
-    /// Offsets of the factors and of the states between segments.
+    /// Offsets of the factors, of decayed rows and of the states between segments.
     factors: usize,
+    decayed: usize,
     states: usize,
     /// Bytes of the workspace.
     bytes: usize,
@@ -149,11 +178,12 @@ impl Segments {
     fn of(op: &CheckedLinearAttention) -> Result<Self, Unsupported> {
         let too_many = || Unsupported::new("the workspace exceeds the address space: run fewer sequences at once");
         let heads = op.sequences.checked_mul(op.heads).ok_or_else(too_many)?;
-        let of_chunk = heads.checked_mul(CHUNK * TOKEN_BYTES).ok_or_else(too_many)?;
+        let decayed = if has_feature_decay(op) { DECAYED_BYTES } else { 0 };
+        let of_chunk = heads.checked_mul(CHUNK * (TOKEN_BYTES + decayed)).ok_or_else(too_many)?;
         let chunks = op.most_tokens().div_ceil(CHUNK);
         let room = op.max_workspace.saturating_sub(WorkspaceLayout::RESERVED);
         if room / of_chunk >= chunks {
-            return Self::with(chunks, 1, heads, 0).ok_or_else(too_many);
+            return Self::with(chunks, 1, heads, decayed, 0).ok_or_else(too_many);
         }
         let states = heads.checked_mul(op.state_len() * size_of::<f32>()).ok_or_else(too_many)?;
         let fitting = room.saturating_sub(states) / of_chunk;
@@ -164,22 +194,24 @@ impl Segments {
                 op.max_workspace
             )));
         }
-        Self::with(fitting, chunks.div_ceil(fitting), heads, states).ok_or_else(too_many)
+        Self::with(fitting, chunks.div_ceil(fitting), heads, decayed, states).ok_or_else(too_many)
     }
 
-    fn with(chunks: usize, count: usize, heads: usize, states: usize) -> Option<Self> {
+    fn with(chunks: usize, count: usize, heads: usize, decayed: usize, states: usize) -> Option<Self> {
         let tokens = chunks.checked_mul(CHUNK)?;
         let rows = heads.checked_mul(tokens)?;
         let factors = rows.checked_mul(2 * CHUNK * size_of::<f32>())?.checked_add(WorkspaceLayout::RESERVED)?;
-        let states_at = rows.checked_mul(4 * size_of::<f32>())?.checked_add(factors)?;
-        Some(Self { tokens, count, factors, states: states_at, bytes: states_at.checked_add(states)? })
+        let decayed_at = rows.checked_mul(4 * size_of::<f32>())?.checked_add(factors)?;
+        let states_at = rows.checked_mul(decayed)?.checked_add(decayed_at)?;
+        let bytes = states_at.checked_add(states)?;
+        Some(Self { tokens, count, factors, decayed: decayed_at, states: states_at, bytes })
     }
 }
 
 /// CTAs of a launch of `step`; `None` if there are too many.
 fn ctas(op: &CheckedLinearAttention, step: LinearAttentionStep, segments: &Segments) -> Option<usize> {
     let of_head = match step {
-        LinearAttentionStep::Matrices => segments.tokens / CHUNK,
+        LinearAttentionStep::Matrices | LinearAttentionStep::FeatureMatrices => segments.tokens / CHUNK,
         _ => op.v_dim.div_ceil(CTA_ROWS),
     };
     op.sequences.checked_mul(op.heads)?.checked_mul(of_head).filter(|&count| count <= MOST_CTAS)
@@ -201,13 +233,13 @@ pub(super) fn sequence(
         target: variant.to_string(),
         why: refused.why,
     })?;
-    let mut steps = Vec::with_capacity(2 * segments.count);
+    let mut launches = Vec::with_capacity(2 * segments.count);
     for segment in 0..segments.count {
-        for step in STEPS {
-            steps.push(launch(op, Instance { step, dtype: op.dtype, variant }, &segments, segment, make)?);
+        for step in steps(op) {
+            launches.push(launch(op, Instance { step, dtype: op.dtype, variant }, &segments, segment, make)?);
         }
     }
-    Ok(LaunchSequence::new::<LinearAttentionOperand>(op.kernel_name(), steps))
+    Ok(LaunchSequence::new::<LinearAttentionOperand>(op.kernel_name(), launches))
 }
 
 fn launch(
@@ -220,11 +252,15 @@ fn launch(
     let mut attention = LinearAttentionParams::of(op);
     attention.shape.slices = op.v_dim.div_ceil(CTA_ROWS) as u32;
     attention.shape.chunk = CHUNK as u32;
+    if !op.v.aligned || !op.d.aligned {
+        attention.shape.flags &= !FLAG_X_ALIGNED16;
+    }
     let chunks = LinearAttentionChunks {
         first: (segment * segments.tokens) as u32,
         tokens: segments.tokens as u32,
         matrices: WorkspaceLayout::RESERVED as u64,
         factors: segments.factors as u64,
+        decayed: segments.decayed as u64,
         states: segments.states as u64,
     };
     let ctas = ctas(op, instance.step, segments).unwrap_or(MOST_CTAS);
@@ -263,21 +299,24 @@ impl Family<CheckedLinearAttention> for Chunked {
             return Err(Unsupported::new(why));
         }
         let segments = Segments::of(op)?;
-        let counts = STEPS.map(|step| ctas(op, step, &segments));
-        let [Some(_), Some(chains)] = counts else {
+        let [matrices, chunks] = steps(op);
+        let (Some(_), Some(chains)) = (ctas(op, matrices, &segments), ctas(op, chunks, &segments)) else {
             return Err(too_many_ctas());
         };
-        let chunks = op.most_tokens().div_ceil(CHUNK);
-        let config = LinearAttentionConfig::of_tokens(
-            Instance { step: LinearAttentionStep::Chunks, dtype: op.dtype, variant }.id(),
-        );
+        let config = LinearAttentionConfig::of_tokens(Instance { step: chunks, dtype: op.dtype, variant }.id());
         Ok(vec![LinearAttentionConfig {
             launches: 2 * segments.count as u32,
             workspace_bytes: segments.bytes,
             efficiency: EFFICIENCY,
             step_tokens: CHUNK as u32,
             // The matrices of a chunk take a step more.
-            chain_seconds: chain_seconds(chunks + 1, CHUNK_SECONDS, chains, CTAS_A_UNIT, info.units),
+            chain_seconds: chain_seconds(
+                op.most_tokens().div_ceil(CHUNK) + 1,
+                CHUNK_SECONDS,
+                chains,
+                CTAS_A_UNIT,
+                info.units,
+            ),
             ..config
         }])
     }
@@ -294,7 +333,7 @@ impl Family<CheckedLinearAttention> for Chunked {
     fn source_hash(&self, op: &CheckedLinearAttention, config: &LinearAttentionConfig) -> u64 {
         let of = |variant| {
             let hash = |step| Instance { step, dtype: op.dtype, variant }.source().source_hash().short();
-            STEPS.map(hash).into_iter().fold(0, |all: u64, hash| all.rotate_left(1) ^ hash)
+            steps(op).map(hash).into_iter().fold(0, |all: u64, hash| all.rotate_left(1) ^ hash)
         };
         config.kernel.variant.map_or(0, of)
     }

@@ -269,6 +269,10 @@ prelude! {
     /// 1: keys are gathered while they are scored.
     gathers: Macro "QG_GATHERS",
 
+    // Linear attention.
+    /// 1: each feature of a key has its own decay.
+    decay_features: Macro "QG_DECAY_FEATURES",
+
     // Norm, quantize, convert, routing, optimizer.
     /// CTAs that an SM should hold at once (norm).
     least_ctas: Typed "QG_LEAST_CTAS",
