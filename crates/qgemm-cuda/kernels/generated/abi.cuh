@@ -640,7 +640,7 @@ static_assert(QG_OFFSET_OF(LinearAttentionPointers, slot_stride) == 192, "layout
 struct LinearAttentionChunks {
     u32 first;  // First token of a sequence, a multiple of the chunk.
     u32 tokens;  // Tokens of a sequence at most, a multiple of the chunk.
-    u64 matrices;  // Matrices of each token: f32 `[sequences, heads, tokens, 2, 32]`.
+    u64 matrices;  // Matrices of each token as two bf16 numbers: `[sequences, heads, tokens, 2, 2, 32]`.
     u64 factors;  // Factors of each token: f32 `[sequences, heads, tokens, 4]`. With a decay for each feature, those of each chunk: f32 `[sequences, heads, chunks, 128]`.
     u64 decayed;  // With a decay for each feature, decayed queries and keys of each chunk as two bf16 numbers: `[sequences, heads, chunks, 3, 2, 32, 128]`.
     u64 states;  // States between segments: f32 `[sequences, heads, v_dim, qk_dim]`.
