@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use qgemm_formats::DType;
+use qgemm_formats::{DType, ShardAxis};
 use serde::{Deserialize, Serialize};
 
 use super::mismatch::wrong;
-use super::ranks::PlannedShard;
+use super::ranks::{Division, PlannedShard};
 use super::sizes::WORD;
 use crate::attention::Queries;
 use crate::error::Error;
@@ -127,9 +127,12 @@ impl PlannedConv {
         if self.shards.is_empty() {
             return Ok(whole);
         }
-        let part = |shard: &PlannedShard| {
-            let at = |channel: usize| channel.saturating_mul(each);
-            part_of(&whole, at(shard.range().start)..at(shard.range().end))
+        let part = |shard: &PlannedShard| match shard.division()? {
+            Division::Features(ShardAxis::Rows) => {
+                let at = |channel: usize| channel.saturating_mul(each);
+                part_of(&whole, at(shard.range().start)..at(shard.range().end))
+            }
+            _ => Err(wrong("conv.shards.axis", "rows", &shard.axis)),
         };
         self.shards.iter().map(part).collect::<Result<Vec<_>, _>>().map(|parts| parts.concat())
     }
