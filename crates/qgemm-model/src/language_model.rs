@@ -116,7 +116,7 @@ impl LanguageModel {
         self.network.weight_bytes(tokens)
     }
 
-    /// What this rank has of the model: its heads, and the bytes of its weights. All without ranks.
+    /// Part of this rank: its heads, and the bytes of its weights. The whole model without ranks.
     ///
     /// # Errors
     /// As [`Network::of_rank`].

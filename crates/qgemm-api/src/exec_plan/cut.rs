@@ -27,9 +27,10 @@ impl PlannedWeight {
 
     /// Experts that the rank has, where these are not all.
     pub(super) fn local_experts(&self) -> Result<Option<Range<usize>>, Error> {
+        let Some(experts) = self.experts else { return Ok(None) };
         match self.shard_of_experts()? {
             Some((Division::Experts, ids)) => {
-                expect(format!("{}.shards.count", self.region), self.experts.unwrap_or(0), ids.len())?;
+                expect(format!("{}.shards.count", self.region), experts, ids.len())?;
                 Ok(Some(ids))
             }
             _ => Ok(None),

@@ -32,7 +32,7 @@ pub struct PlannedShard {
     pub count: usize,
 }
 
-/// What a shard is a range of.
+/// Division of a tensor: what its shards are ranges of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Division {
     Features(ShardAxis),
@@ -49,7 +49,7 @@ impl PlannedShard {
         Self { axis: "experts".into(), first: experts.start, count: experts.len() }
     }
 
-    /// What it is a range of.
+    /// Division of the tensor.
     pub(super) fn division(&self) -> Result<Division, Error> {
         match self.axis.as_str() {
             "rows" => Ok(Division::Features(ShardAxis::Rows)),
