@@ -132,7 +132,7 @@ impl Model {
                 Err(FormatError::MissingExpert { name: name.to_owned(), expert, there })
             }
         };
-        among(last + 1)?.map(weight).collect()
+        among(last.saturating_add(1))?.map(weight).collect()
     }
 
     /// Expert ids with any tensor, and one tensor name of each.
