@@ -110,6 +110,14 @@ pub enum Error {
         /// Groups that a token may use.
         chosen: usize,
     },
+    /// Local experts that a routing has not.
+    #[error("local experts {} to {}: expected one or more of the {experts} experts", .got.start, .got.end)]
+    LocalExperts {
+        /// Experts.
+        experts: usize,
+        /// Given ids, without the end.
+        got: std::ops::Range<usize>,
+    },
     /// A routing of given ids chooses no experts.
     #[error("a routing of given ids chooses no experts: expected logits with {what}")]
     RoutingOfIds {

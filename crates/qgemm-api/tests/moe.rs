@@ -2,7 +2,7 @@
 
 use qgemm_api::{
     BufferRef, Context, DType, DeviceKind, Error, ExpertArgs, ExpertProblem, Experts, HalError, HostExperts,
-    HostWeight, MoeArgs, MoeLayer, Quantization, XFormat, XPrecision, quantize,
+    HostWeight, MoeArgs, MoeLayer, Quantization, Routing, XFormat, XPrecision, quantize,
 };
 
 const DEVICES: [&str; 7] = ["cpu", "wgpu:0", "cuda:0", "emu:sm70", "emu:sm80", "emu:sm90", "emu:sm120"];
@@ -214,6 +214,47 @@ fn an_expert_for_all_tokens_may_be_one_of_the_stack() -> Result<(), Error> {
     Ok(())
 }
 
+/// Experts of several devices, one of which has no row of some
+/// batches.
+#[test]
+fn parts_of_the_experts_add_up_to_the_layer() -> Result<(), Error> {
+    let host = Layer::new(EXPERTS);
+    for ctx in devices("parts_of_the_experts_add_up_to_the_layer") {
+        let id = ctx.info().id;
+        let parts = [0..3, 3..4, 4..5].map(|ids| {
+            let pairs: Vec<_> = ids.clone().map(|e| (host.gates[e].clone(), host.ups[e].clone())).collect();
+            let up = ctx.load_experts(&HostExperts::gated(&pairs).expect("pairs")).expect("memory");
+            let down = ctx.load_experts(&HostExperts::new(&host.downs[ids.clone()]).expect("alike")).expect("memory");
+            let layer = ctx.moe_layer(&up, &down, TOP_K, |moe| {
+                let moe = moe.x_precision(XPrecision::Exact).local(ids.start, EXPERTS);
+                moe.routed(DType::F32, |routing| routing.renormalized())
+            });
+            layer.expect("valid")
+        });
+        for tokens in [40, 1, 5] {
+            let (x, mut logits) = (values(1, tokens * HIDDEN), values(2, tokens * EXPERTS));
+            // No token chooses the last expert.
+            logits.chunks_mut(EXPERTS).for_each(|logits| logits[EXPERTS - 1] = -9.0);
+            let wanted = expected(&host, &x, |t| routed(&logits[t * EXPERTS..(t + 1) * EXPERTS]));
+            let (x, logits) = (ctx.upload(&x)?, ctx.upload(&logits)?);
+            let mut sum = vec![0.0; tokens * HIDDEN];
+            for (place, layer) in parts.iter().enumerate() {
+                let mut d = ctx.upload(&vec![f32::NAN; tokens * HIDDEN])?;
+                let mut workspace = layer.workspace(tokens)?;
+                let stream = ctx.default_stream();
+                layer.run(&stream, tokens, MoeArgs::from_logits(&x, &logits, &mut d), &mut workspace)?;
+                layer.check_status(&workspace)?;
+                let part: Vec<f32> = ctx.download(&d)?;
+                assert!(place < 2 || part.iter().all(|&v| v == 0.0), "{id}: no rows");
+                sum.iter_mut().zip(part).for_each(|(sum, v)| *sum += v);
+            }
+            let error = nmse(&sum, &wanted);
+            assert!(error < LIMIT, "{id}, {tokens} tokens: {error:e}");
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn given_ids_may_change_and_wrong_ones_are_named() -> Result<(), Error> {
     let host = Layer::new(EXPERTS);
@@ -375,5 +416,16 @@ fn experts_that_do_not_fit_together_are_refused() -> Result<(), Error> {
     }
     let wrong = ctx.moe_layer(&up, &down, EXPERTS + 1, |moe| moe.routed(DType::F32, |routing| routing));
     assert!(matches!(wrong, Err(Error::OutOfRange { .. })), "{wrong:?}");
+    let wrong = ctx.moe_layer(&up, &down, TOP_K, |moe| moe.local(0, 2 * EXPERTS));
+    assert!(matches!(wrong, Err(Error::NotForExperts { .. })), "{wrong:?}");
+    let wrong = ctx.moe_layer(&up, &down, TOP_K, |moe| moe.routed(DType::F32, |routing| routing.local(0..2)));
+    assert!(matches!(wrong, Err(Error::WrongWeight { .. })), "{wrong:?}");
+    for first in [EXPERTS + 1, usize::MAX] {
+        let wrong =
+            ctx.moe_layer(&up, &down, TOP_K, |moe| moe.local(first, 2 * EXPERTS).routed(DType::F32, |routing| routing));
+        assert!(matches!(wrong, Err(Error::LocalExperts { .. })), "{wrong:?}");
+    }
+    let wrong = ctx.plan_routing(&Routing::from_ids(1, EXPERTS, TOP_K).local(0..2));
+    assert!(matches!(wrong, Err(Error::RoutingOfIds { .. })), "{wrong:?}");
     Ok(())
 }

@@ -6,8 +6,11 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use qgemm_api::exec::{ExecPlan, PlannedOp, RegionKind};
-use qgemm_api::{Collective, Context, DType, Error, HalError, LoadedPlan, PlanOptions, Ranks, ThreadGroup, open_model};
+use qgemm_api::exec::{ExecPlan, PlannedOp, PlannedShard, RegionKind};
+use qgemm_api::{
+    Collective, Context, DType, Error, HalError, LoadedPlan, Network, PlanOptions, Ranks, ThreadGroup, XPrecision,
+    open_model,
+};
 
 mod common {
     pub mod dense_model;
@@ -36,9 +39,21 @@ fn load(ctx: &Context, plan: &ExecPlan, path: &Path) -> Result<LoadedPlan, Error
 
 /// Logits of all tokens, as a prompt and one by one.
 fn logits(ctx: &Context, path: &Path) -> Result<[Vec<f32>; 2], Error> {
+    logits_of(ctx, path, PlanOptions::new(1))
+}
+
+/// The same without rounding but to f32, and with whole experts on
+/// each rank.
+fn logits_by_expert(ctx: &Context, path: &Path) -> Result<[Vec<f32>; 2], Error> {
+    let mut options = PlanOptions::new(1);
+    (options.x_dtype, options.x_precision, options.expert_parallel) = (DType::F32, XPrecision::Exact, true);
+    logits_of(ctx, path, options)
+}
+
+fn logits_of(ctx: &Context, path: &Path, options: PlanOptions) -> Result<[Vec<f32>; 2], Error> {
     let model = open_model(path).expect("a model");
-    let run = |options: &PlanOptions, steps: &[(&[u32], u32)]| {
-        let loaded = ctx.load_exec_plan(ctx.plan_model(path, options)?, &model)?;
+    let run = |options: PlanOptions, steps: &[(&[u32], u32)]| {
+        let loaded = ctx.load_exec_plan(ctx.plan_model(path, &options)?, &model)?;
         let (weights, mut arena) = (loaded.load_weights(&model)?, loaded.arena()?.check_canaries(true));
         let mut all: Vec<f32> = Vec::new();
         for (tokens, length) in steps {
@@ -49,10 +64,10 @@ fn logits(ctx: &Context, path: &Path) -> Result<[Vec<f32>; 2], Error> {
         }
         Ok::<_, Error>(all)
     };
-    let mut prompt = PlanOptions::new(TOKENS.len());
-    (prompt.sequences, prompt.all_logits) = (Some(1), true);
+    let mut prompt = options;
+    (prompt.batch, prompt.sequences, prompt.all_logits) = (TOKENS.len(), Some(1), true);
     let one_by_one: Vec<(&[u32], u32)> = TOKENS.chunks(1).zip(1..).collect();
-    Ok([run(&prompt, &[(&TOKENS, TOKENS.len() as u32)])?, run(&PlanOptions::new(1), &one_by_one)?])
+    Ok([run(prompt, &[(&TOKENS, TOKENS.len() as u32)])?, run(options, &one_by_one)?])
 }
 
 /// Runs `work` on every rank, each in a thread that owns its
@@ -126,6 +141,135 @@ fn two_ranks_have_the_logits_of_one_device() {
                 assert_eq!(run(), ranks, "{name}: every run has the same bits");
             }
         }
+    }
+}
+
+/// Five experts, and heads that four ranks can have.
+fn uneven_experts() -> Vec<Tensor> {
+    let mut tensors = of_experts(2);
+    for (name, shape, format) in &mut tensors {
+        if name.contains("_exps") || name.contains("ffn_gate_inp") {
+            shape[0] = 5;
+        }
+        if name.contains("attn_output") {
+            *format = "f16";
+        }
+    }
+    tensors
+}
+
+/// With two of five experts for each token, a rank has none of a
+/// step's in most steps of one token.
+#[test]
+fn ranks_with_whole_experts_have_the_logits_of_one_device() {
+    let test = "ranks_with_whole_experts_have_the_logits_of_one_device";
+    let folder = Folder::new();
+    let path = folder.model("qwen3moe", &uneven_experts());
+    for (device, worlds) in [("cpu", &[2, 4][..]), ("emu:sm80", &[2]), ("wgpu:0", &[2])] {
+        let one = match Context::open(device) {
+            Ok(ctx) => ctx,
+            Err(why) => {
+                qgemm_testkit::skipped(test, &format!("on {device}: {why}"));
+                continue;
+            }
+        };
+        let whole = logits_by_expert(&one, &path).expect("it runs");
+        for &world in worlds {
+            let run = || {
+                let ranks = Context::open_ranks(device, world, LIMIT).expect("ranks");
+                on_ranks(ranks, |ctx| logits_by_expert(&ctx, &path).expect("it runs"))
+            };
+            let ranks = run();
+            assert!(ranks.iter().all(|rank| *rank == ranks[0]), "{device}: {world} ranks have the same bits");
+            for (got, wanted) in ranks[0].iter().zip(&whole) {
+                assert!(loss(got, wanted) < 1e-10, "{device}, {world} ranks: {}", loss(got, wanted));
+            }
+            if device == "cpu" {
+                assert_eq!(run(), ranks, "every run has the same bits");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_plan_states_whole_experts_and_is_checked() {
+    let folder = Folder::new();
+    let path = folder.model("qwen3moe", &uneven_experts());
+    let (ctx, model) = (Context::open("cpu").expect("always there"), open_model(&path).expect("a model"));
+    let mut options = PlanOptions::new(BATCH);
+    options.expert_parallel = true;
+    let plans: Vec<ExecPlan> = (0..2).map(|rank| plan(&ctx, &path, &options, rank, 2).expect("it is served")).collect();
+    for (rank, (plan, (first, count))) in plans.iter().zip([(0, 3), (3, 2)]).enumerate() {
+        check_schemas(plan);
+        check_memory(plan);
+        let of = |id: &str| plan.ops.iter().find(|op| op.op_id == id).expect("planned");
+        let local = of("blk.1.routing").local_experts.clone().expect("not all");
+        assert_eq!((local.axis.as_str(), local.first, local.count), ("experts", first, count));
+        for id in ["blk.0.ffn_gate_up", "blk.0.ffn_down"] {
+            let weight = of(id).weight.as_ref().expect("a weight");
+            assert!(weight.experts == Some(count) && weight.shards.iter().all(|shard| *shard == local), "{rank} {id}");
+            assert!(of(id).status.is_none(), "ids of other ranks are no faults");
+        }
+        assert!(load(&ctx, plan, &path).is_ok());
+    }
+    fn of<'p>(plan: &'p mut ExecPlan, id: &str) -> &'p mut PlannedOp {
+        plan.ops.iter_mut().find(|op| op.op_id == id).expect("planned")
+    }
+    let refused = |change: &dyn Fn(&mut ExecPlan), part: &str| {
+        let mut plan = plans[1].clone();
+        change(&mut plan);
+        let result = load(&ctx, &plan, &path).and_then(|plan| plan.load_weights(&model).map(drop));
+        let error = result.err().unwrap_or_else(|| panic!("{part}")).to_string();
+        assert!(error.contains(part), "{error}");
+    };
+    let local = |plan: &mut ExecPlan, first, count| {
+        let local = of(plan, "blk.0.routing").local_experts.as_mut().expect("not all");
+        (local.first, local.count) = (first, count);
+    };
+    refused(&|plan| local(plan, 4, 2), "local experts 4 to 6");
+    refused(&|plan| local(plan, 0, 0), "expected one or more of the 5 experts");
+    refused(&|plan| of(plan, "blk.0.routing").local_experts.as_mut().expect("some").axis = "rows".into(), "experts");
+    let first = |plan: &mut ExecPlan, first| {
+        let weight = of(plan, "blk.0.ffn_gate_up").weight.as_mut().expect("a weight");
+        weight.shards.iter_mut().for_each(|shard| shard.first = first);
+    };
+    refused(&|plan| first(plan, 4), "experts 4..6 of 5");
+    refused(&|plan| first(plan, usize::MAX), "shards.count");
+    refused(&|plan| of(plan, "blk.0.ffn_down").weight.as_mut().expect("some").shards[0].count = 1, "shards.count");
+    refused(
+        &|plan| of(plan, "blk.0.attn_output").weight.as_mut().expect("some").shards[0] = local_shard(&plans),
+        "axis",
+    );
+
+    // What a rank reads.
+    let network = Network::read(&model, &path).expect("it is served");
+    let bytes = |rank, by_expert| {
+        network.of_rank(Ranks { rank, world: 2 }, by_expert).expect("it is divided").weight_bytes(1000)
+    };
+    let whole = network.weight_bytes(1000);
+    assert!(bytes(0, true) > bytes(1, true) && bytes(0, true) < 0.75 * whole, "{whole}");
+    assert!(bytes(0, false) + bytes(1, false) < 1.2 * whole && bytes(0, false) + bytes(1, false) >= whole);
+    options.expert_parallel = true;
+    let error = plan(&ctx, &path, &options, 0, 8).expect_err("too many").to_string();
+    assert!(error.contains("8 ranks"), "{error}");
+}
+
+fn local_shard(plans: &[ExecPlan]) -> PlannedShard {
+    plans[1].ops.iter().find_map(|op| op.local_experts.clone()).expect("a routing")
+}
+
+#[test]
+fn ranks_that_divide_experts_otherwise_are_refused() {
+    let folder = Folder::new();
+    let path = folder.model("qwen3moe", &of_experts(1));
+    let ranks = Context::open_ranks("cpu", 2, LIMIT).expect("two ranks");
+    let results = on_ranks(ranks, |ctx| match ctx.communicator().expect("a rank").rank() {
+        1 => logits_by_expert(&ctx, &path),
+        _ => logits(&ctx, &path),
+    });
+    for result in results {
+        let error = result.expect_err("they differ").to_string();
+        assert!(error.contains("experts by expert"), "{error}");
     }
 }
 

@@ -56,6 +56,10 @@ pub struct Args {
     /// (tensor parallelism). No rank needs to be present.
     #[arg(long, value_name = "RANKS")]
     tp: Option<usize>,
+    /// Divide experts by expert: each rank has some of them, instead
+    /// of a slice of each (expert parallelism).
+    #[arg(long, requires = "tp")]
+    expert_parallel: bool,
     /// The rank to plan, from 0 on.
     #[arg(long, default_value_t = 0, requires = "tp")]
     rank: usize,
@@ -109,6 +113,7 @@ pub fn run(args: &Args, printing: Printing) -> anyhow::Result<Holds> {
             (options.kv_format, options.page_size, options.pages) = (args.kv_format, args.page_size, args.pages);
             (options.rotate_cache, options.slots) = (args.rotate_cache, args.slots);
             options.ranks = args.tp.map(|world| Ranks { rank: args.rank, world });
+            options.expert_parallel = args.expert_parallel;
             (options.all_logits, options.sampling) = (args.all_logits, args.sampling);
             // First, so that an unwritable output does not waste the work.
             let file = args.output.as_ref().map(|path| WholeFile::create(path, Existing::Replace)).transpose()?;

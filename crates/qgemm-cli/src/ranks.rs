@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use qgemm_api::{Context, Error, Rendezvous, Tuned};
+use qgemm_model::{ModelOptions, Precision};
 
 /// How long a rank waits for the others. A rank that
 /// fails is seen at once; compiling kernels may take one
@@ -18,6 +19,10 @@ pub struct RankArgs {
     /// threads of the CPU.
     #[arg(long, value_name = "RANKS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub tp: u32,
+    /// Divide experts by expert: each rank has some of them, instead
+    /// of a slice of each (expert parallelism).
+    #[arg(long)]
+    pub expert_parallel: bool,
     /// Run this rank alone, on the device. The others are
     /// processes with the same command. Rank 0 prints.
     #[arg(long, requires = "join")]
@@ -43,6 +48,11 @@ impl RankArgs {
             _ => Context::open_ranks(device, world, LIMIT)?,
         };
         Ok(ranks.into_iter().map(|ctx| ctx.with_tuned(tuned.clone())).collect())
+    }
+
+    /// How the ranks open a model.
+    pub fn model_options(&self, precision: Precision) -> ModelOptions {
+        ModelOptions::from(precision).expert_parallel(self.expert_parallel)
     }
 
     /// Whether this process has the first rank.

@@ -98,7 +98,7 @@ pub fn run(args: &Args, printing: Printing) -> anyhow::Result<Holds> {
     let start = Instant::now();
     let ranks = args.ranks.open(&args.device, &Tuned::Auto)?;
     let precision = Precision { activations: args.x_dtype, x_precision: args.x_precision, ..Precision::default() };
-    let model = LanguageModel::open_ranks(&ranks, &args.model, precision)?;
+    let model = LanguageModel::open_ranks(&ranks, &args.model, args.ranks.model_options(precision))?;
     let load_seconds = start.elapsed().as_secs_f64();
     let prompt = match args.chat {
         false => model.tokenizer().encode(&args.prompt)?,

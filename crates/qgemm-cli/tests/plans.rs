@@ -60,6 +60,7 @@ fn the_plan_of_a_rank_is_written_and_checked_without_it() {
         (&["--tp", "3"][..], "4 query heads of 2 KV heads"),
         (&["--tp", "2", "--rank", "2"], "rank = 2"),
         (&["--rank", "1"], "--tp"),
+        (&["--expert-parallel"], "--tp"),
     ] {
         let refused = qgemm(&[&base[..], options].concat());
         let errors = String::from_utf8_lossy(&refused.stderr);

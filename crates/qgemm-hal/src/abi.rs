@@ -212,7 +212,7 @@ abi_struct! {
     pub struct RoutingShape {
         /// Tokens.
         pub tokens: u32,
-        /// Experts.
+        /// Experts; of kernels that make lists, those with a list.
         pub experts: u32,
         /// Experts of a token.
         pub top_k: u32,
@@ -232,6 +232,10 @@ abi_struct! {
         pub chunk_tokens: u32,
         /// Chunks.
         pub chunks: u32,
+        /// First local expert.
+        pub first_local: u32,
+        /// Local experts.
+        pub local: u32,
     }
 }
 

@@ -5,11 +5,11 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use qgemm_api::{Context, HalError, Hyperparameters, Model, Network, PlanOptions, PlanWeights, open_model};
+use qgemm_api::{Context, HalError, Hyperparameters, Model, Network, PlanOptions, PlanWeights, Ranks, open_model};
 
 use crate::chat_template::{self, ChatTemplate, Message};
 use crate::error::Error;
-use crate::precision::Precision;
+use crate::model_options::ModelOptions;
 use crate::tokenizer::Tokenizer;
 
 /// A language model on a device. Cheap to clone; several [`Engine`](crate::Engine)s share its weights.
@@ -21,7 +21,7 @@ pub struct LanguageModel {
     numbers: Hyperparameters,
     vocabulary: usize,
     weights: Arc<PlanWeights>,
-    precision: Precision,
+    options: ModelOptions,
     tokenizer: Arc<Tokenizer>,
     chat_template: Option<ChatTemplate>,
     /// The model on the ranks behind the first, and the turn of engines that run on all.
@@ -31,11 +31,12 @@ pub struct LanguageModel {
 
 impl LanguageModel {
     /// Opens a GGUF file, a safetensors file or a checkpoint folder, and loads its weights onto the device of `ctx`.
+    /// A [`Precision`](crate::Precision) states options, too.
     ///
     /// # Errors
     /// [`Error::IsEncoder`], and others that name what the model lacks.
-    pub fn open(ctx: &Context, path: impl AsRef<Path>, precision: Precision) -> Result<Self, Error> {
-        Self::open_ranks(std::slice::from_ref(ctx), path, precision)
+    pub fn open(ctx: &Context, path: impl AsRef<Path>, options: impl Into<ModelOptions>) -> Result<Self, Error> {
+        Self::open_ranks(std::slice::from_ref(ctx), path, options)
     }
 
     /// [`LanguageModel::open`] on several ranks of this process, each with its part of the weights
@@ -46,7 +47,12 @@ impl LanguageModel {
     ///
     /// # Errors
     /// As [`LanguageModel::open`]. An error that names the part of the model which cannot be divided.
-    pub fn open_ranks(ranks: &[Context], path: impl AsRef<Path>, precision: Precision) -> Result<Self, Error> {
+    pub fn open_ranks(
+        ranks: &[Context],
+        path: impl AsRef<Path>,
+        options: impl Into<ModelOptions>,
+    ) -> Result<Self, Error> {
+        let options = options.into();
         let Some((ctx, others)) = ranks.split_first() else {
             return Err(HalError::BadGroup { expected: "a rank or more".into(), got: "none".into() }.into());
         };
@@ -62,7 +68,7 @@ impl LanguageModel {
         let text = |token: Option<&str>| token.unwrap_or_default().to_owned();
         let (bos, eos) = (text(tokenizer.bos_text()), text(tokenizer.eos_text()));
         let chat_template = source.map(|source| ChatTemplate::new(&source, &bos, &eos)).transpose()?;
-        let mut weights = weights_of(ranks, &model, &network, precision)?.into_iter().map(Arc::new);
+        let mut weights = weights_of(ranks, &model, &network, options)?.into_iter().map(Arc::new);
         let Some(own) = weights.next() else { unreachable!("a rank has weights") };
         let first = Self {
             ctx: ctx.clone(),
@@ -71,7 +77,7 @@ impl LanguageModel {
             numbers,
             vocabulary,
             weights: own,
-            precision,
+            options,
             tokenizer: Arc::new(tokenizer),
             chat_template,
             others: Arc::default(),
@@ -108,6 +114,20 @@ impl LanguageModel {
     /// as often as a router that is balanced chooses them.
     pub fn weight_bytes(&self, tokens: usize) -> f64 {
         self.network.weight_bytes(tokens)
+    }
+
+    /// Part of this rank: its heads, and the bytes of its weights. The whole model without ranks.
+    ///
+    /// # Errors
+    /// As [`Network::of_rank`].
+    pub fn part(&self) -> Result<Network, Error> {
+        match self.ctx.communicator() {
+            None => Ok(Network::clone(&self.network)),
+            Some(group) => {
+                let ranks = Ranks { rank: group.rank(), world: group.world() };
+                Ok(self.network.of_rank(ranks, self.options.expert_parallel)?)
+            }
+        }
     }
 
     /// The tokenizer.
@@ -154,9 +174,9 @@ impl LanguageModel {
         &self.turn
     }
 
-    /// The arithmetic.
-    pub(crate) fn precision(&self) -> Precision {
-        self.precision
+    /// Arithmetic and division.
+    pub(crate) fn options(&self) -> ModelOptions {
+        self.options
     }
 }
 
@@ -174,13 +194,13 @@ fn weights_of(
     ranks: &[Context],
     model: &Model,
     network: &Network,
-    precision: Precision,
+    options: ModelOptions,
 ) -> Result<Vec<PlanWeights>, Error> {
     if let [ctx] = ranks {
-        return Ok(vec![weights(ctx, model, network, precision)?]);
+        return Ok(vec![weights(ctx, model, network, options)?]);
     }
     thread::scope(|scope| {
-        let load = |ctx| scope.spawn(move || weights(ctx, model, network, precision));
+        let load = |ctx| scope.spawn(move || weights(ctx, model, network, options));
         let threads: Vec<_> = ranks.iter().map(load).collect();
         let gone = |rank| HalError::RankGone { rank, why: "its thread panicked".into() };
         let joined = |(rank, thread): (usize, thread::ScopedJoinHandle<'_, _>)| {
@@ -191,12 +211,12 @@ fn weights_of(
 }
 
 /// Loads the weights of a step, of which all steps have the same.
-fn weights(ctx: &Context, model: &Model, network: &Network, precision: Precision) -> Result<PlanWeights, Error> {
-    let mut options = PlanOptions::new(1);
+fn weights(ctx: &Context, model: &Model, network: &Network, options: ModelOptions) -> Result<PlanWeights, Error> {
+    let mut planned = PlanOptions::new(1);
     // Tables of angles reach as far as the model.
-    options.context = network.hyperparameters().map(|numbers| numbers.context);
-    precision.state(&mut options);
-    let plan = ctx.load_exec_plan(ctx.plan_network(network, &options)?, model)?;
+    planned.context = network.hyperparameters().map(|numbers| numbers.context);
+    options.state(&mut planned);
+    let plan = ctx.load_exec_plan(ctx.plan_network(network, &planned)?, model)?;
     plan.check_step()?;
     Ok(plan.load_weights(model)?)
 }

@@ -261,7 +261,7 @@ fn plan(model: &LanguageModel, size: CacheSize, shape: Shape) -> Result<LoadedPl
     (options.kv_format, options.page_size, options.pages) = (Some(size.format), Some(size.page_size), Some(size.pages));
     options.rotate_cache = size.is_rotated;
     options.slots = Some(size.slots);
-    model.precision().state(&mut options);
+    model.options().state(&mut options);
     let ctx = model.context();
     Ok(ctx.load_exec_plan(ctx.plan_network(model.network(), &options)?, model.host())?)
 }

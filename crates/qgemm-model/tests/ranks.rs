@@ -7,9 +7,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use common::checkpoint::{LLAMA, Recipe, write_gguf, write_safetensors};
+use common::hybrid::{self, Hybrid};
 use common::{Outcome, greedy, run_all, run_one};
 use qgemm_api::{Context, DType, HalError, KvFormat, XPrecision};
-use qgemm_model::{Engine, EngineOptions, Error, Generation, LanguageModel, Precision, Sampling};
+use qgemm_model::{Engine, EngineOptions, Error, Generation, LanguageModel, ModelOptions, Precision, Sampling};
 
 const LIMIT: Duration = Duration::from_secs(20);
 /// Nothing is rounded but to f32.
@@ -39,6 +40,12 @@ fn ranks() -> Vec<Context> {
     Context::open_ranks("cpu", 2, LIMIT).expect("two ranks")
 }
 
+/// Experts by slices and by expert, where there are some.
+fn divisions(has_experts: bool) -> impl Iterator<Item = ModelOptions> {
+    let by_expert = ModelOptions::from(EXACT).expert_parallel(true);
+    std::iter::once(EXACT.into()).chain(has_experts.then_some(by_expert))
+}
+
 /// Texts of a few sessions at once: greedy ones, and one that
 /// draws.
 fn outcomes(model: &LanguageModel) -> Vec<Vec<u32>> {
@@ -61,9 +68,11 @@ fn two_ranks_generate_the_tokens_of_one_device() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = write_gguf(folder.path(), &recipe);
         let expected = outcomes(&LanguageModel::open(&one, &path, EXACT).expect("a model"));
-        let divided = LanguageModel::open_ranks(&ranks(), &path, EXACT).expect("it is divided");
-        assert_eq!(outcomes(&divided), expected, "{}", recipe.architecture);
-        assert_eq!(outcomes(&divided), expected, "{}: another engine", recipe.architecture);
+        for options in divisions(recipe.experts) {
+            let divided = LanguageModel::open_ranks(&ranks(), &path, options).expect("it is divided");
+            assert_eq!(outcomes(&divided), expected, "{} {options:?}", recipe.architecture);
+            assert_eq!(outcomes(&divided), expected, "{} {options:?}: another engine", recipe.architecture);
+        }
     }
 }
 
@@ -75,8 +84,48 @@ fn interleaved_experts_are_divided() {
     write_safetensors(folder.path(), &recipe);
     let one = Context::open("cpu").expect("always there");
     let expected = outcomes(&LanguageModel::open(&one, folder.path(), EXACT).expect("a model"));
-    let divided = LanguageModel::open_ranks(&ranks(), folder.path(), EXACT).expect("it is divided");
-    assert_eq!(outcomes(&divided), expected);
+    for options in divisions(true) {
+        let divided = LanguageModel::open_ranks(&ranks(), folder.path(), options).expect("it is divided");
+        assert_eq!(outcomes(&divided), expected, "{options:?}");
+    }
+}
+
+/// Experts with a tensor each, of which a rank of four has one.
+#[test]
+fn ranks_have_experts_of_their_own_tensors() {
+    let recipe = Recipe { architecture: "qwen3moe", formats: ["f32", "f32"], head_norms: true, experts: true, ..LLAMA };
+    let folder = tempfile::tempdir().expect("a folder");
+    write_safetensors(folder.path(), &recipe);
+    let one = Context::open("cpu").expect("always there");
+    let expected = outcomes(&LanguageModel::open(&one, folder.path(), EXACT).expect("a model"));
+    for world in [2, 4] {
+        let ranks = Context::open_ranks("cpu", world, LIMIT).expect("ranks");
+        let options = ModelOptions::from(EXACT).expert_parallel(true);
+        let divided = LanguageModel::open_ranks(&ranks, folder.path(), options).expect("it is divided");
+        assert_eq!(outcomes(&divided), expected, "{world} ranks");
+    }
+}
+
+/// Recurrent mixers, output gates and shared experts.
+#[test]
+fn hybrids_are_divided() {
+    let one = Context::open("cpu").expect("always there");
+    for kind in [Hybrid::Lfm2, Hybrid::Qwen3Next, Hybrid::Qwen35] {
+        let [folder, checkpoint] = [0, 1].map(|_| tempfile::tempdir().expect("a folder"));
+        hybrid::write_safetensors(checkpoint.path(), kind);
+        for path in [hybrid::write_gguf(folder.path(), kind, "q8_0"), checkpoint.path().to_owned()] {
+            let expected = outcomes(&LanguageModel::open(&one, &path, EXACT).expect("a model"));
+            for options in divisions(kind.has_experts()) {
+                let divided = LanguageModel::open_ranks(&ranks(), &path, options).expect("it is divided");
+                assert_eq!(outcomes(&divided), expected, "{kind:?} {path:?} {options:?}");
+                assert!(divided.part().expect("it is divided").weight_bytes(1) < divided.weight_bytes(1));
+            }
+        }
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = hybrid::write_gguf(folder.path(), Hybrid::NemotronH, "q8_0");
+    let error = LanguageModel::open_ranks(&ranks(), path, EXACT).expect_err("one part a layer").to_string();
+    assert!(error.contains("a layer with one part among 2 ranks"), "{error}");
 }
 
 #[test]

@@ -176,6 +176,7 @@ mod tests {
             groups: None,
             lists: true,
             shared: false,
+            local: 0..128,
         };
         let (short, wide, never) =
             (TestFamily("short", Some((1, 10))), TestFamily("wide", Some((3, 900))), TestFamily("never", None));

@@ -27,7 +27,7 @@ macro_rules! conformance {
             convert_types convert_layouts convert_gathered convert_special convert_row_factors
             experts_forms experts_exact experts_epilogue experts_layouts experts_faults experts_grouped experts_shared experts_every_kernel
             experts_nan_codes experts_norm experts_x_formats experts_x_permitted experts_invariant
-            routing_sizes routing_scores routing_special routing_shared routing_layouts routing_ids
+            routing_sizes routing_scores routing_special routing_shared routing_local routing_layouts routing_ids
             matmul_layouts matmul_sizes matmul_exact matmul_epilogue matmul_batched matmul_strides matmul_special
             matmul_slopes matmul_gradients matmul_k_grouped matmul_rows_grouped matmul_tf32 matmul_every_kernel
             matmul_bf16x3 matmul_e4m3 matmul_e4m3_blocks

@@ -18,7 +18,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let id = ids[p.ids_base + slot];
         if (id < p.shape.experts) {
             atomicAdd(&own_counts[id], 1u);
-        } else {
+        } else if (id != ELSEWHERE) {
             atomicMin(&bad, slot);
         }
     }

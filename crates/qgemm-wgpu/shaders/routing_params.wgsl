@@ -17,6 +17,9 @@ struct Params {
 
 var<immediate> p: Params;
 
+// Id of a slot whose expert is not local.
+const ELSEWHERE: u32 = 0xfffffffeu;
+
 fn has(flag: u32) -> bool {
     return (p.shape.flags & flag) != 0u;
 }

@@ -39,6 +39,12 @@ fn chosen_slots() -> u32 {
     return p.shape.top_k - shared_experts();
 }
 
+// Place of an expert among the local ones.
+fn place_of(id: u32) -> u32 {
+    let place = id - p.shape.first_local;
+    return select(ELSEWHERE, place, place < p.shape.local);
+}
+
 // Bits in numeric order, equal for both zeros; 0 for NaN.
 fn ordered(bits: u32) -> u32 {
     let magnitude = bits & 0x7fffffffu;
@@ -258,7 +264,10 @@ fn main(
         }
         let slot = token * p.shape.top_k + thread;
         let is_chosen = thread < chosen_slots();
-        ids[p.ids_base + slot] = select(logit_experts(), chosen[thread], is_chosen);
-        weights[p.weights_base + slot] = select(1.0, chosen_scores[thread] / divisor * p.shape.scale, is_chosen);
+        let id = select(logit_experts(), chosen[thread], is_chosen);
+        let place = select(place_of(id), id, id == 0xffffffffu);
+        let weight = select(1.0, chosen_scores[thread] / divisor * p.shape.scale, is_chosen);
+        ids[p.ids_base + slot] = place;
+        weights[p.weights_base + slot] = select(weight, 0.0, place == ELSEWHERE);
     }
 }

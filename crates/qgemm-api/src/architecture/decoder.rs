@@ -337,6 +337,7 @@ impl Decoder<'_> {
             top_k: per_token,
             renormalized,
             shared: if shared > 0 { Some(self.shared_expert(layer, shared)?) } else { None },
+            local: 0..count,
         }))
     }
 

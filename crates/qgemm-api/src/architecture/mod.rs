@@ -45,6 +45,6 @@ pub(crate) use network::{
     AttentionTensors, ConvTensors, ExpertTensors, FeedForward, Heads, Kernel, LayerTensors, LinearForm, LinearTensors,
     Matrix, Mixer, NormTensors, Rows, SharedExpert, fingerprint,
 };
-pub(crate) use recurrence::LinearNumbers;
+pub(crate) use recurrence::{LinearNumbers, RecurrentNumbers};
 pub(crate) use rotary::RotarySettings;
 pub(crate) use served::NAMES;

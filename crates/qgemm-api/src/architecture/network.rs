@@ -1,5 +1,7 @@
 //! [`Network`]: the tensors of a model by what reads them, and its numbers.
 
+use std::ops::Range;
+
 use qgemm_formats::model::{Model, TensorInfo, TensorKind};
 use qgemm_formats::{DType, Format};
 use qgemm_hal::Activation;
@@ -53,7 +55,7 @@ pub struct Network {
     pub(crate) numbers: Option<Hyperparameters>,
     /// Hash of names, kinds, shapes and sizes of all tensors.
     pub(crate) fingerprint: String,
-    pub(super) weight_bytes: WeightBytes,
+    pub(crate) weight_bytes: WeightBytes,
 }
 
 /// Head counts and dimensions of attention.
@@ -205,6 +207,8 @@ pub(crate) struct ExpertTensors {
     /// Whether the weights of a token's experts are scaled to a sum of 1.
     pub renormalized: bool,
     pub shared: Option<SharedExpert>,
+    /// Experts whose weights the device has: all, or a rank's.
+    pub local: Range<usize>,
 }
 
 /// Shared expert of a layer, which processes every token.

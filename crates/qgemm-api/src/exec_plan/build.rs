@@ -67,6 +67,8 @@ pub struct PlanOptions {
     /// Rank whose part of the model is planned. By default that of the context's communicator; the whole
     /// model without one.
     pub ranks: Option<Ranks>,
+    /// Expert parallelism: ranks have whole experts each, instead of a slice of every expert.
+    pub expert_parallel: bool,
 }
 
 impl PlanOptions {
@@ -90,6 +92,7 @@ impl PlanOptions {
             sampling: false,
             train: false,
             ranks: None,
+            expert_parallel: false,
         }
     }
 }
@@ -133,7 +136,7 @@ impl Context {
         let _span = tracing::info_span!("plan model", layers = network.layers.len(), batch = options.batch).entered();
         let (sequences, context) = sequences(options, network)?;
         let ranks = self.communicator().map(|group| Ranks { rank: group.rank(), world: group.world() });
-        let part = Part::of(network, options.ranks.or(ranks), options.train)?;
+        let part = Part::of(network, options.ranks.or(ranks), options.train, options.expert_parallel)?;
         let network = part.network(network);
         let mut builder = Builder {
             ctx: self,

@@ -281,6 +281,7 @@ impl OpChecks<'_> {
             Some(_) => described.contiguous(op.shape.m),
             None => described.indexed(tokens, top_k),
         };
+        let problem = if op.status.is_some() { problem } else { problem.unchecked() };
         Ok((self.expert_problem(problem)?, described.bytes()))
     }
 

@@ -154,8 +154,10 @@ impl LoadedPlan {
         }
         let hash: String = hash.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
         let model = &plan.model;
+        let by_expert = plan.ops.iter().any(|op| op.local_experts.is_some());
+        let experts = if by_expert { ", experts by expert" } else { "" };
         communicator.agree(&format!(
-            "a step of {} tokens of {} sequences of a {} of {} layers ({hash})",
+            "a step of {} tokens of {} sequences of a {} of {} layers{experts} ({hash})",
             model.batch, model.sequences, model.architecture, model.layers
         ))?;
         self.is_agreed.store(true, Ordering::Relaxed);

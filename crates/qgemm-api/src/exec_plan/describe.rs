@@ -45,6 +45,10 @@ impl PlannedOp {
                 )
             }
         };
+        let routing = match &self.local_experts {
+            Some(local) => routing.local(local.experts()?),
+            None => routing,
+        };
         Ok(if self.renormalized == Some(true) { routing.renormalized() } else { routing })
     }
 
@@ -88,6 +92,8 @@ impl PlannedOp {
             && types(a) == types(b)
             && same_options(&a.residual, &b.residual)
             && same_options(&a.offsets, &b.offsets)
+            && same_options(&a.status, &b.status)
+            && a.local_experts == b.local_experts
             && (a.products, a.scale, &a.columns) == (b.products, b.scale, &b.columns)
             && a.b_dtype == b.b_dtype
             && same_options(&a.router_weights, &b.router_weights)

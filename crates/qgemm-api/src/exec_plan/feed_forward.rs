@@ -1,11 +1,14 @@
 //! Feed-forward part of a layer: dense, or experts with a router.
 
+use std::ops::Range;
+
 use qgemm_formats::DType;
 use qgemm_hal::{Activation, Scoring, XPrecision};
 
 use super::build::{Buffer, Builder};
 use super::file::{PlannedOp, RegionKind};
 use super::product::{Index, Product, Routed, op};
+use super::ranks::PlannedShard;
 use super::sizes::too_large;
 use crate::architecture::{ExpertTensors, FeedForward, Matrix, NormTensors, SharedExpert};
 use crate::error::Error;
@@ -67,8 +70,8 @@ impl Builder<'_> {
                 Ok(d)
             }
             FeedForward::Experts(tensors) => {
-                let ExpertTensors { router, gate, up, down, experts, top_k, renormalized, shared } = tensors;
-                let (experts, top_k) = (*experts, *top_k);
+                let ExpertTensors { router, gate, up, down, experts, top_k, renormalized, shared, local } = tensors;
+                let top_k = *top_k;
                 let logits = Buffer { dtype: DType::F32, ..self.between(&id("router_logits"), 1, router.n)? };
                 // The choice of experts does not follow from further rounding.
                 let x_precision = (!self.options.train).then_some(XPrecision::Exact);
@@ -79,14 +82,16 @@ impl Builder<'_> {
                 };
                 let (ids, weights) = (slots(self, "router_ids")?, slots(self, "router_weights")?);
                 let of_softmax = (id("routing"), Scoring::Softmax, *renormalized);
-                self.routing(of_softmax, &logits, experts, [&ids, &weights])?;
+                self.routing(of_softmax, &logits, (*experts, local), [&ids, &weights])?;
                 let residual = match shared {
                     Some(shared) => Some(self.shared_expert(i, shared, &x, residual)?),
                     None => residual,
                 };
                 let d = out(self, down.n);
                 if !self.options.train {
-                    let routed = |weights| Routed { experts, top_k, index: Index::Ids(&ids.name, weights) };
+                    let (own, is_checked) = (local.len(), local.len() == *experts);
+                    let of = |index| Routed { experts: own, top_k, index, is_checked };
+                    let routed = |weights| of(Index::Ids(&ids.name, weights));
                     let inner = self.inner(i, "ffn", Some(gate), up, x, activation, Some(&|| routed(None)))?;
                     let product = Product::new(id("ffn_down"), down, inner, d.clone());
                     let routed = Some(routed(Some(&weights.name)));
@@ -98,12 +103,14 @@ impl Builder<'_> {
                 self.tape("routing", std::slice::from_ref(&logits), &[ids.clone(), weights.clone()], &weights);
                 let order = slots(self, "ffn_order")?;
                 let offsets = Buffer { rows: 1, ..slots(self, "ffn_offsets")? };
+                let experts = *experts;
                 let offsets = Buffer { columns: experts + 1, ..offsets };
                 let sorted = self.between(&id("ffn_sorted"), top_k, x.columns)?;
                 let made = [sorted.clone(), offsets.clone(), order.clone()];
                 self.step("sort rows by expert", &sorted.name, &[x.clone(), ids], &made)?;
                 self.tape("sort rows by expert", &[x], std::slice::from_ref(&order), &sorted);
-                let routed = || Routed { experts, top_k, index: Index::Offsets(&offsets.name) };
+                let index = Index::Offsets(&offsets.name);
+                let routed = || Routed { experts, top_k, index, is_checked: true };
                 let inner = self.inner(i, "ffn", Some(gate), up, sorted, activation, Some(&routed))?;
                 let each = self.between(&id("ffn_slots"), top_k, down.n)?;
                 let product = Product::new(id("ffn_down"), down, inner, each.clone());
@@ -138,8 +145,9 @@ impl Builder<'_> {
         let product = Product::new(id("ffn_shared_router"), weight, x.clone(), logits.clone());
         self.product(Product { x_precision: Some(XPrecision::Exact), ..product })?;
         let (ids, weights) = (in_words(self, "shared_ids")?, in_words(self, "shared_weights")?);
-        self.routing((id("shared_routing"), Scoring::Sigmoid, false), &logits, 1, [&ids, &weights])?;
-        let routed = |weights| Routed { experts: 1, top_k: 1, index: Index::Ids(&ids.name, weights) };
+        self.routing((id("shared_routing"), Scoring::Sigmoid, false), &logits, (1, &(0..1)), [&ids, &weights])?;
+        let of = |index| Routed { experts: 1, top_k: 1, index, is_checked: true };
+        let routed = |weights| of(Index::Ids(&ids.name, weights));
         let activation = self.network.activation;
         let inner = self.inner(i, "ffn_shared", Some(gate), up, x.clone(), activation, Some(&|| routed(None)))?;
         let d = self.hidden(&id("shared_residual"), down.n);
@@ -210,12 +218,14 @@ impl Builder<'_> {
         &mut self,
         (op_id, scoring, renormalized): (String, Scoring, bool),
         logits: &Buffer,
-        experts: usize,
+        (experts, local): (usize, &Range<usize>),
         [ids, weights]: [&Buffer; 2],
     ) -> Result<(), Error> {
         let (batch, top_k) = (self.options.batch, ids.columns);
         let routing = Routing::from_logits(batch, experts, top_k, DType::F32).scoring(scoring);
         let routing = if renormalized { routing.renormalized() } else { routing };
+        let is_part = local.len() < experts;
+        let routing = if is_part { routing.local(local.clone()) } else { routing };
         let record = self.ctx.explain_routing(&routing)?;
         self.out.uses(&logits.name, logits.kind, logits.bytes()?);
         self.out.uses(&weights.name, weights.kind, weights.bytes()?);
@@ -229,6 +239,7 @@ impl Builder<'_> {
             status: Some(status),
             top_k: Some(top_k),
             renormalized: Some(renormalized),
+            local_experts: is_part.then(|| PlannedShard::of_experts(local)),
             scoring: (scoring != Scoring::Softmax).then(|| scoring.name().to_owned()),
             ..op(op_id, [logits, ids], (Activation::Identity, XPrecision::Exact), &record)?
         };

@@ -203,7 +203,7 @@ pub struct PlannedOp {
     /// ([`SamplingParameters::words`](crate::SamplingParameters::words)).
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub parameters: Option<String>,
-    /// Region of the status.
+    /// Region of the status. Absent where `experts` does not check ids.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub status: Option<String>,
     /// Parameters of a `norm`, or of the norm of a product's X.
@@ -238,6 +238,10 @@ pub struct PlannedOp {
     /// Scoring of a `routing`: `sigmoid`, `sqrt_softplus`. Softmax if absent.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub scoring: Option<String>,
+    /// Experts whose weights the rank has, of a `routing` that chooses among all. Ids count from the
+    /// first of them; those of other experts are -2. All if absent.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub local_experts: Option<PlannedShard>,
     /// Work partition. Absent for operations without their own kernel.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub dispatch: Option<Dispatch>,
@@ -296,7 +300,7 @@ pub struct PlannedWeight {
 }
 
 /// Rows of a tensor: `first..first + count` of every `every` rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct PlannedRows {
     /// First row of each range.

@@ -1,19 +1,24 @@
 //! [`Part`]: the part of a network that one of several ranks has.
 //!
-//! Query heads go to ranks with their KV heads, features between
-//! the products of a feed-forward part in whole blocks of the
-//! format behind them, and rows of the head in runs. Products
+//! Query heads go to ranks with their KV heads, recurrent mixers
+//! with their heads or channels. Features between the products of a
+//! feed-forward part go in whole blocks of the format behind them,
+//! or experts as a whole, and rows of the head in runs. Products
 //! before them are column-parallel, products behind them
 //! row-parallel. Everything else is on every rank.
 
-use std::borrow::Borrow;
 use std::collections::HashMap;
 use std::ops::Range;
 
 use qgemm_formats::{ShardAxis, shard_of};
 
+use super::divided_heads::{between, heads_of, linear_heads, multiple_of};
+use super::file::PlannedRows;
 use super::ranks::{PlannedShard, Ranks};
-use crate::architecture::{ExpertTensors, FeedForward, Heads, LayerTensors, Matrix, Mixer, Network};
+use crate::architecture::{
+    AttentionTensors, ConvTensors, ExpertTensors, FeedForward, Heads, LayerTensors, LinearForm, LinearNumbers,
+    LinearTensors, Matrix, Mixer, Network, Rows,
+};
 use crate::error::Error;
 
 /// Features of a feed-forward part, and rows of a head, are cut
@@ -25,14 +30,20 @@ const RUN: usize = 32;
 #[derive(Debug, Default)]
 pub(super) struct Part {
     ranks: Option<Ranks>,
+    /// Whether ranks have whole experts.
+    expert_parallel: bool,
     /// The rank's heads, products and their features.
     network: Option<Network>,
-    /// Parts of tensors that are cut.
-    shards: HashMap<String, PlannedShard>,
+    /// Parts of what is cut, by tensor and its rows.
+    shards: HashMap<(String, Option<PlannedRows>), PlannedShard>,
+    /// Channels of convolutions, by the kernel's tensor.
+    channels: HashMap<String, Vec<PlannedShard>>,
     /// Rows of the head of each rank, if it is cut.
     vocabulary: Option<Vec<usize>>,
     /// Query heads.
     heads: Range<usize>,
+    /// Value heads of linear attention.
+    linear_heads: Range<usize>,
 }
 
 impl Part {
@@ -41,7 +52,7 @@ impl Part {
     /// # Errors
     /// [`Error::OutOfRange`] for a rank beyond the world,
     /// [`Error::Indivisible`] for a network that cannot be divided.
-    pub fn of(network: &Network, ranks: Option<Ranks>, train: bool) -> Result<Self, Error> {
+    pub fn of(network: &Network, ranks: Option<Ranks>, train: bool, expert_parallel: bool) -> Result<Self, Error> {
         let Some(ranks) = ranks else { return Ok(Self::default()) };
         let Ranks { rank, world } = ranks;
         if rank >= world {
@@ -57,7 +68,7 @@ impl Part {
         if let Some((what, why)) = network.layers.iter().find_map(undivided) {
             return Err(Error::Indivisible { what: what.into(), world, why: why.into() });
         }
-        let mut part = Self { ranks: Some(ranks), ..Self::default() };
+        let mut part = Self { ranks: Some(ranks), expert_parallel, ..Self::default() };
         let mut own = network.clone();
         let (heads, kv_heads) = heads_of(network, ranks)?;
         (own.heads.heads, own.heads.kv_heads) = (heads.len(), kv_heads.len());
@@ -97,14 +108,24 @@ impl Part {
         Some(self.heads.start).filter(|first| *first > 0)
     }
 
-    /// Whether the rank has a part of a product's tensor.
+    /// Value heads of linear attention, where these are not all.
+    pub fn first_linear_head(&self) -> Option<usize> {
+        Some(self.linear_heads.start).filter(|_| !self.linear_heads.is_empty())
+    }
+
+    /// Channels of a convolution; none for all.
+    pub fn channels(&self, kernel: &str) -> Vec<PlannedShard> {
+        self.channels.get(kernel).cloned().unwrap_or_default()
+    }
+
+    /// Whether the rank has a part of the product of a whole tensor.
     pub fn cuts(&self, tensor: &str) -> bool {
-        self.shards.contains_key(tensor)
+        self.shards.contains_key(&(tensor.to_owned(), None))
     }
 
     /// Parts of a product's tensors; none for whole tensors.
-    pub fn shards(&self, tensors: &[impl Borrow<str>]) -> Vec<PlannedShard> {
-        tensors.iter().filter_map(|tensor| self.shards.get(tensor.borrow()).cloned()).collect()
+    pub fn shards(&self, sources: &[(String, Option<PlannedRows>)]) -> Vec<PlannedShard> {
+        sources.iter().filter_map(|source| self.shards.get(source).cloned()).collect()
     }
 
     fn layer(
@@ -113,28 +134,92 @@ impl Part {
         of: Heads,
         [heads, kv_heads]: [&Range<usize>; 2],
     ) -> Result<(), Error> {
-        let features = |heads: &Range<usize>| heads.start * of.head_dim..heads.end * of.head_dim;
-        if let Some((_, Mixer::Attention(attention))) = &mut layer.mixer {
-            self.rows(&mut attention.q, &features(heads));
-            self.rows(&mut attention.k, &features(kv_heads));
-            self.rows(&mut attention.v, &features(kv_heads));
-            self.columns(&mut attention.o, &features(heads))?;
-        }
-        let Some((_, feed_forward)) = &mut layer.feed_forward else { return Ok(()) };
-        match feed_forward {
-            FeedForward::Dense { gate, up, down } => {
-                let features = self.features("features of a feed-forward part", up.n, down)?;
-                gate.iter_mut().for_each(|gate| self.rows(gate, &features));
-                self.rows(up, &features);
-                self.columns(down, &features)
+        match &mut layer.mixer {
+            Some((_, Mixer::Attention(attention))) => {
+                let features = |heads: &Range<usize>| heads.start * of.head_dim..heads.end * of.head_dim;
+                self.attention(attention, [features(heads), features(kv_heads)])?;
             }
-            FeedForward::Experts(ExpertTensors { gate, up, down, .. }) => {
-                let features = self.features("features of each expert", up.n, down)?;
-                self.rows(gate, &features);
-                self.rows(up, &features);
-                self.columns(down, &features)
+            Some((_, Mixer::ShortConv(conv))) => self.short_conv(conv)?,
+            Some((_, Mixer::Linear(linear))) => self.linear(linear)?,
+            None => {}
+        }
+        match &mut layer.feed_forward {
+            None => Ok(()),
+            Some((_, FeedForward::Dense { gate, up, down })) => {
+                self.gated("features of a feed-forward part", gate.as_mut(), up, down)
+            }
+            Some((_, FeedForward::Experts(tensors))) => {
+                if let Some(shared) = &mut tensors.shared {
+                    let what = "features of a shared expert";
+                    self.gated(what, Some(&mut shared.gate), &mut shared.up, &mut shared.down)?;
+                }
+                if self.expert_parallel {
+                    return self.experts(tensors);
+                }
+                let ExpertTensors { gate, up, down, .. } = tensors;
+                self.gated("features of each expert", Some(gate), up, down)
             }
         }
+    }
+
+    fn attention(
+        &mut self,
+        attention: &mut AttentionTensors,
+        [features, kv_features]: [Range<usize>; 2],
+    ) -> Result<(), Error> {
+        self.rows(&mut attention.q, &features);
+        attention.gate.iter_mut().for_each(|gate| self.rows(gate, &features));
+        self.rows(&mut attention.k, &kv_features);
+        self.rows(&mut attention.v, &kv_features);
+        self.columns(&mut attention.o, &features)
+    }
+
+    fn short_conv(&mut self, tensors: &mut ConvTensors) -> Result<(), Error> {
+        let all = tensors.o.k;
+        let channels = self.features("channels of a short convolution", all, &tensors.o)?;
+        // Both gates and the input.
+        let segments = [(); 3].map(|()| (all, channels.clone()));
+        self.segments(&mut tensors.input, &segments);
+        self.channels.insert(tensors.conv.tensor.clone(), vec![PlannedShard::new(ShardAxis::Rows, &channels)]);
+        self.columns(&mut tensors.o, &channels)
+    }
+
+    fn linear(&mut self, tensors: &mut LinearTensors) -> Result<(), Error> {
+        let Some(ranks) = self.ranks else { return Ok(()) };
+        let of = tensors.numbers;
+        let (heads, key_heads) = linear_heads(of, tensors.form, &tensors.o, ranks)?;
+        let features = |heads: &Range<usize>, dim: usize| heads.start * dim..heads.end * dim;
+        let (keys, values) = (features(&key_heads, of.key_dim), features(&heads, of.v_dim));
+        let segments = [(of.keys(), keys.clone()), (of.keys(), keys), (of.values(), values.clone())];
+        self.segments(&mut tensors.qkv, &segments);
+        self.rows(&mut tensors.gate, &values);
+        tensors.beta.iter_mut().for_each(|beta| self.rows(beta, &heads));
+        self.rows(&mut tensors.step, &heads);
+        let mut before = 0;
+        let channels = segments.map(|(all, own)| {
+            before += all;
+            PlannedShard::new(ShardAxis::Rows, &(before - all + own.start..before - all + own.end))
+        });
+        self.channels.insert(tensors.conv.tensor.clone(), channels.to_vec());
+        self.columns(&mut tensors.o, &values)?;
+        tensors.numbers = LinearNumbers { heads: heads.len(), key_heads: key_heads.len(), ..of };
+        self.linear_heads = heads;
+        Ok(())
+    }
+
+    /// Divides experts by id.
+    fn experts(&mut self, tensors: &mut ExpertTensors) -> Result<(), Error> {
+        let Some(Ranks { rank, world }) = self.ranks else { return Ok(()) };
+        let local = shard_of("experts", tensors.experts, rank, world).map_err(|_| Error::Indivisible {
+            what: format!("{} experts", tensors.experts),
+            world,
+            why: "expected one or more for each rank".into(),
+        })?;
+        for matrix in [&tensors.gate, &tensors.up, &tensors.down] {
+            self.cut(matrix, [PlannedShard::of_experts(&local)]);
+        }
+        tensors.local = local;
+        Ok(())
     }
 
     /// Cuts the head, unless it is too small.
@@ -149,6 +234,22 @@ impl Part {
         self.vocabulary = Some(all.iter().map(Range::len).collect());
         self.rows(head, &all[rank]);
         Ok(())
+    }
+
+    /// Divides products around an activation by its features.
+    fn gated(
+        &mut self,
+        what: &str,
+        gate: Option<&mut Matrix>,
+        up: &mut Matrix,
+        down: &mut Matrix,
+    ) -> Result<(), Error> {
+        let features = self.features(what, up.n, down)?;
+        if let Some(gate) = gate {
+            self.rows(gate, &features);
+        }
+        self.rows(up, &features);
+        self.columns(down, &features)
     }
 
     /// The rank's features between two products, of `n`.
@@ -167,7 +268,22 @@ impl Part {
     /// Makes a product column-parallel.
     fn rows(&mut self, matrix: &mut Matrix, features: &Range<usize>) {
         matrix.n = features.len();
-        self.shards.insert(matrix.tensor.clone(), PlannedShard::new(ShardAxis::Rows, features));
+        self.cut(matrix, [PlannedShard::new(ShardAxis::Rows, features)]);
+    }
+
+    /// Makes a product of stacked segments column-parallel: the
+    /// features of each, and the rank's among them.
+    fn segments(&mut self, matrix: &mut Matrix, segments: &[(usize, Range<usize>)]) {
+        if matrix.rows.is_empty() {
+            let (mut first, every) = (0, matrix.n);
+            let rows = segments.iter().map(|&(count, _)| {
+                first += count;
+                Rows { first: first - count, count, every }
+            });
+            matrix.rows = rows.collect();
+        }
+        matrix.n = segments.iter().map(|(_, own)| own.len()).sum();
+        self.cut(matrix, segments.iter().map(|(_, own)| PlannedShard::new(ShardAxis::Rows, own)));
     }
 
     /// Makes a product row-parallel. The sum over ranks has one bias.
@@ -183,69 +299,23 @@ impl Part {
         }
         matrix.k = features.len();
         matrix.bias.take_if(|_| rank > 0);
-        self.shards.insert(matrix.tensor.clone(), PlannedShard::new(ShardAxis::Columns, features));
+        self.cut(matrix, [PlannedShard::new(ShardAxis::Columns, features)]);
         Ok(())
+    }
+
+    /// States the part of each source of a product.
+    fn cut(&mut self, matrix: &Matrix, shards: impl IntoIterator<Item = PlannedShard>) {
+        self.shards.extend(matrix.sources().into_iter().zip(shards));
     }
 }
 
 /// The part of a layer that has no division among ranks, and why.
 fn undivided(layer: &LayerTensors) -> Option<(&'static str, &'static str)> {
     match (&layer.mixer, &layer.feed_forward) {
-        (Some((_, Mixer::ShortConv(_) | Mixer::Linear(_))), _) => {
-            Some(("a layer with a recurrent state", "its heads and its state are not divided yet"))
-        }
-        (Some((_, Mixer::Attention(attention))), _) if attention.gate.is_some() => {
-            Some(("attention with an output gate", "a tensor has its queries and the gate in turn"))
-        }
-        (_, Some((_, FeedForward::Experts(experts)))) if experts.shared.is_some() => {
-            Some(("a shared expert", "it is not divided yet"))
-        }
         (None, _) | (_, None) => Some(("a layer with one part", "sums over ranks need both norms of a layer")),
+        (Some((_, Mixer::Linear(linear))), _) if linear.form == LinearForm::Mamba2 => {
+            Some(("a layer of Mamba-2", "the norm behind it is not divided yet"))
+        }
         _ => None,
     }
-}
-
-/// Query heads and KV heads of a rank. Ranks share KV heads where
-/// there are too few.
-fn heads_of(network: &Network, Ranks { rank, world }: Ranks) -> Result<(Range<usize>, Range<usize>), Error> {
-    let Heads { heads, kv_heads, head_dim } = network.heads;
-    let outputs = network.layers.iter().filter_map(|layer| layer.mixer.as_ref()).map(|(_, mixer)| mixer.output());
-    let block = outputs.fold(1, |block, o| multiple_of(o.format.block_len, block));
-    let indivisible = |why: String| {
-        let what = format!("{heads} query heads of {kv_heads} KV heads with {head_dim} features");
-        Error::Indivisible { what, world, why }
-    };
-    let group = heads.checked_div(kv_heads).filter(|group| *group > 0);
-    let group = group.ok_or_else(|| indivisible("expected query heads of each KV head".into()))?;
-    // Attention's result is cut between blocks of the output
-    // projection.
-    let run_of = |heads: usize| (1..=block).find(|run| (run * heads * head_dim).is_multiple_of(block)).unwrap_or(block);
-    if kv_heads >= world {
-        let run = run_of(group);
-        let runs = kv_heads.div_ceil(run);
-        let shard = shard_of("KV heads", runs, rank, world);
-        let blocks = || format!("blocks of {block} columns keep {run} KV heads together, which are {runs} runs");
-        let own = between(shard.map_err(|_| indivisible(blocks()))?, run, kv_heads);
-        return Ok((own.start * group..own.end * group, own));
-    }
-    let sharers = world / kv_heads;
-    if !world.is_multiple_of(kv_heads) {
-        return Err(indivisible(format!("expected at most {kv_heads} ranks, or a multiple of them")));
-    }
-    let (run, kv_head) = (run_of(1), rank / sharers);
-    let runs = group.div_ceil(run);
-    let shard = shard_of("query heads", runs, rank % sharers, sharers);
-    let blocks = || format!("blocks of {block} columns keep {run} of {group} query heads together");
-    let own = between(shard.map_err(|_| indivisible(blocks()))?, run, group);
-    Ok((kv_head * group + own.start..kv_head * group + own.end, kv_head..kv_head + 1))
-}
-
-/// Units of runs, of which there are `all`.
-fn between(runs: Range<usize>, run: usize, all: usize) -> Range<usize> {
-    runs.start * run..(runs.end * run).min(all)
-}
-
-/// Least common multiple.
-fn multiple_of(a: usize, b: usize) -> usize {
-    (1..=b).map(|n| n * a).find(|multiple| multiple.is_multiple_of(b)).unwrap_or(a)
 }

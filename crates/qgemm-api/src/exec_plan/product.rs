@@ -46,6 +46,8 @@ pub(super) struct Routed<'p> {
     pub experts: usize,
     pub top_k: usize,
     pub index: Index<'p>,
+    /// Whether every id is to be that of an expert.
+    pub is_checked: bool,
 }
 
 /// Index of the rows.
@@ -124,7 +126,7 @@ impl Builder<'_> {
         }
         norm.iter().for_each(|norm| self.uses_norm(norm, x.columns));
         let status = match &routed {
-            Some(routed) => Some(self.uses_routed(&op_id, routed)?),
+            Some(routed) => self.uses_routed(&op_id, routed)?,
             None => None,
         };
         let op = PlannedOp {
@@ -185,13 +187,14 @@ impl Builder<'_> {
                     with_segments(state(described.problem(rows)), &product.planned_segments(), [rows, matrix.n])?;
                 (known(planned, format!("{problem:?}"), || ctx.explain_choice(&problem))?, described.bytes())
             }
-            Some(Routed { experts, top_k, index }) => {
+            Some(Routed { experts, top_k, index, is_checked }) => {
                 let experts = described.experts(*experts)?;
                 let problem = match index {
                     Index::Ids(_, None) => experts.indexed(batch, *top_k).each(state),
                     Index::Ids(_, Some(_)) => experts.indexed(batch, *top_k).each(state).x_per_slot().combined(),
                     Index::Offsets(_) => experts.contiguous(product.x.rows).each(state),
                 };
+                let problem = if *is_checked { problem } else { problem.unchecked() };
                 (known(planned, format!("{problem:?}"), || ctx.explain_experts(&problem))?, experts.bytes())
             }
         };
@@ -199,11 +202,13 @@ impl Builder<'_> {
         let up = product.up.filter(|up| up.tensor != product.matrix.tensor);
         let tensors = [Some(product.matrix), up].into_iter().flatten();
         let tensors = tensors.chain(product.segments.iter().map(|(matrix, _)| *matrix));
-        let (tensors, rows): (Vec<_>, Vec<_>) = tensors.flat_map(Matrix::sources).unzip();
+        let sources: Vec<_> = tensors.flat_map(Matrix::sources).collect();
+        let shards = self.part.shards(&sources);
+        let (tensors, rows): (Vec<_>, Vec<_>) = sources.into_iter().unzip();
         let are_whole = rows.iter().all(Option::is_none);
         let weight = PlannedWeight {
             region: format!("{}.weight", product.op_id),
-            shards: self.part.shards(&tensors),
+            shards,
             tensors,
             rows: if are_whole { Vec::new() } else { rows },
             gated: product.up.is_some(),
@@ -213,15 +218,16 @@ impl Builder<'_> {
         Ok((record, weight))
     }
 
-    /// Records that the next operation reads its rows' experts, and writes a status.
-    fn uses_routed(&mut self, op_id: &str, routed: &Routed<'_>) -> Result<String, Error> {
+    /// Records that the next operation reads its rows' experts, and writes a status if
+    /// it checks them.
+    fn uses_routed(&mut self, op_id: &str, routed: &Routed<'_>) -> Result<Option<String>, Error> {
         let slots = self.options.batch.checked_mul(routed.top_k * WORD).ok_or_else(too_large)?;
         let words = if routed.index.offsets().is_some() { (routed.experts + 1) * WORD } else { slots };
         let (Index::Ids(index, _) | Index::Offsets(index)) = routed.index;
         self.out.uses(index, RegionKind::Temporary, words);
         routed.index.weights().iter().for_each(|name| self.out.uses(name, RegionKind::Temporary, slots));
-        let status = format!("{op_id}.status");
-        self.out.uses(&status, RegionKind::Temporary, EXPERTS_STATUS_BYTES);
+        let status = routed.is_checked.then(|| format!("{op_id}.status"));
+        status.iter().for_each(|status| self.out.uses(status, RegionKind::Temporary, EXPERTS_STATUS_BYTES));
         Ok(status)
     }
 }
@@ -246,7 +252,7 @@ pub(super) fn planned_weight(matrix: &Matrix, described: &DescribedWeight, bytes
 
 impl Matrix {
     /// Tensors, and the rows of each that are taken one after the other.
-    fn sources(&self) -> Vec<(String, Option<PlannedRows>)> {
+    pub(super) fn sources(&self) -> Vec<(String, Option<PlannedRows>)> {
         let of = |&Rows { first, count, every }: &Rows| PlannedRows { first, count, every };
         match &self.rows[..] {
             [] => vec![(self.tensor.clone(), None)],
@@ -377,6 +383,7 @@ impl PlannedOp {
             top_k: None,
             renormalized: None,
             scoring: None,
+            local_experts: None,
             dispatch: None,
             reduction: None,
             prologue: None,

@@ -19,16 +19,24 @@ pub struct Ranks {
 }
 
 /// A rank's part of a tensor: output features (`rows`) or input
-/// features (`columns`). Of experts, those of each.
+/// features (`columns`), of experts those of each; or some of the
+/// experts (`experts`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct PlannedShard {
-    /// `rows` or `columns`.
+    /// `rows`, `columns` or `experts`.
     pub axis: String,
-    /// First feature.
+    /// First feature or expert.
     pub first: usize,
-    /// Number of features.
+    /// Number of features or experts.
     pub count: usize,
+}
+
+/// Division of a tensor: what its shards are ranges of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Division {
+    Features(ShardAxis),
+    Experts,
 }
 
 impl PlannedShard {
@@ -37,17 +45,30 @@ impl PlannedShard {
         Self { axis: axis.into(), first: features.start, count: features.len() }
     }
 
-    /// The axis.
-    pub(super) fn axis(&self) -> Result<ShardAxis, Error> {
+    pub(super) fn of_experts(experts: &Range<usize>) -> Self {
+        Self { axis: "experts".into(), first: experts.start, count: experts.len() }
+    }
+
+    /// Division of the tensor.
+    pub(super) fn division(&self) -> Result<Division, Error> {
         match self.axis.as_str() {
-            "rows" => Ok(ShardAxis::Rows),
-            "columns" => Ok(ShardAxis::Columns),
-            other => Err(wrong("weight.shards.axis", "rows or columns", other)),
+            "rows" => Ok(Division::Features(ShardAxis::Rows)),
+            "columns" => Ok(Division::Features(ShardAxis::Columns)),
+            "experts" => Ok(Division::Experts),
+            other => Err(wrong("shards.axis", "rows, columns or experts", other)),
         }
     }
 
-    /// The features.
-    pub(super) fn features(&self) -> Range<usize> {
+    /// Experts of a `routing`.
+    pub(super) fn experts(&self) -> Result<Range<usize>, Error> {
+        match self.division()? {
+            Division::Experts => Ok(self.range()),
+            Division::Features(_) => Err(wrong("local_experts.axis", "experts", &self.axis)),
+        }
+    }
+
+    /// The features or experts.
+    pub(super) fn range(&self) -> Range<usize> {
         self.first..self.first.saturating_add(self.count)
     }
 }

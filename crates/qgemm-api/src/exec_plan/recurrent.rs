@@ -1,10 +1,15 @@
 //! Plan-file records of recurrent mixers: short convolution, linear attention, their states.
 
-use qgemm_formats::DType;
+use std::ops::Range;
+
+use qgemm_formats::{DType, ShardAxis};
 use serde::{Deserialize, Serialize};
 
+use super::mismatch::wrong;
+use super::ranks::{Division, PlannedShard};
 use super::sizes::WORD;
 use crate::attention::Queries;
+use crate::error::Error;
 use crate::linear_attention::{Decay, LinearAttention};
 use crate::operand::WIDE_ACCESS;
 use crate::short_conv::ShortConv;
@@ -44,6 +49,9 @@ pub struct PlannedConv {
     /// Region and tensor of the bias: f32 `[channels]`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub bias: Option<String>,
+    /// This rank's channels of kernel and bias, one range after the other. Empty for all.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub shards: Vec<PlannedShard>,
     /// Last inputs of each slot.
     pub state: PlannedState,
 }
@@ -61,6 +69,9 @@ pub struct PlannedLinear {
     /// Whether value head `h` has key head `h % key_heads`.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub tiled: bool,
+    /// First of the rank's value heads, in tensors with a number for each. Absent if it has all.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub first_head: Option<usize>,
     /// Features of a key.
     pub key_dim: usize,
     /// Features of a value.
@@ -111,6 +122,21 @@ impl PlannedConv {
         self.output_gate.iter().fold(conv, |conv, _| conv.output_gate_row_stride(columns as u64))
     }
 
+    /// Numbers of the rank's channels, `each` of every channel, from those of all.
+    pub(super) fn of_channels(&self, whole: Vec<f32>, each: usize) -> Result<Vec<f32>, Error> {
+        if self.shards.is_empty() {
+            return Ok(whole);
+        }
+        let part = |shard: &PlannedShard| match shard.division()? {
+            Division::Features(ShardAxis::Rows) => {
+                let at = |channel: usize| channel.saturating_mul(each);
+                part_of(&whole, at(shard.range().start)..at(shard.range().end))
+            }
+            _ => Err(wrong("conv.shards.axis", "rows", &shard.axis)),
+        };
+        self.shards.iter().map(part).collect::<Result<Vec<_>, _>>().map(|parts| parts.concat())
+    }
+
     /// Bytes of the state; `None` on overflow.
     pub(super) fn state_bytes(&self, channels: usize, dtype: DType) -> Option<usize> {
         let rows = self.state.slots.checked_mul(self.width.saturating_sub(1))?;
@@ -147,6 +173,14 @@ impl PlannedLinear {
         self.scale.into_iter().fold(attention, LinearAttention::scale)
     }
 
+    /// Numbers of the rank's heads, from those of all.
+    pub(super) fn of_heads(&self, whole: Vec<f32>) -> Result<Vec<f32>, Error> {
+        match self.first_head {
+            None => Ok(whole),
+            Some(first) => part_of(&whole, first..first.saturating_add(self.heads)).map(<[f32]>::to_vec),
+        }
+    }
+
     /// Bytes of the states; `None` on overflow.
     pub(super) fn state_bytes(&self) -> Option<usize> {
         let values = self.state.slots.checked_mul(self.heads)?.checked_mul(self.v_dim)?;
@@ -161,4 +195,10 @@ fn alignment(columns: impl Iterator<Item = usize>, dtype: DType) -> usize {
         bytes => WIDE_ACCESS.min(1 << bytes.trailing_zeros()),
     };
     columns.map(of).min().unwrap_or(WIDE_ACCESS)
+}
+
+/// A range of numbers.
+pub(super) fn part_of(values: &[f32], range: Range<usize>) -> Result<&[f32], Error> {
+    let got = format!("{range:?}");
+    values.get(range).ok_or_else(|| wrong("shards", &format!("a range of {}", values.len()), &got))
 }

@@ -97,6 +97,7 @@ impl Builder<'_> {
             silu: false,
             weight: kernel.tensor.clone(),
             bias: kernel.bias.clone(),
+            shards: self.part.channels(&kernel.tensor),
             state: self.planned_state(i, "conv"),
         }
     }
@@ -129,6 +130,7 @@ impl Builder<'_> {
             heads,
             key_heads,
             tiled,
+            first_head: self.part.first_linear_head(),
             key_dim,
             v_dim,
             q,

@@ -233,7 +233,7 @@ impl OpRun<'_, '_> {
             router_weights: op.router_weights.is_some().then_some(router_weights),
             residual: op.residual.is_some().then_some(residual),
             bias: self.weights.bias,
-            status: Some(status),
+            status: op.status.is_some().then_some(status),
             ..ExpertArgs::new(x, experts, index, d)
         };
         plan.run_within(self.stream, args, Some(workspace))

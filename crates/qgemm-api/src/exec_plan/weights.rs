@@ -10,7 +10,6 @@ use qgemm_hal::{Buffer, BufferRef};
 use super::file::{PlannedOp, PlannedRows, PlannedWeight};
 use super::load::LoadedPlan;
 use super::operands::PlannedHeads;
-use super::recurrent::PlannedLinear;
 use super::rotary::{PlannedRotary, PlannedTables};
 use crate::context::Context;
 use crate::error::Error;
@@ -130,11 +129,19 @@ impl LoadedPlan {
             if let Some((heads, sinks)) = op.heads.as_ref().and_then(|heads| Some((heads, heads.sinks.as_ref()?))) {
                 hold(sinks, &|| upload(&self.ctx, &heads.sinks_of(model.dense(sinks)?.to_f32())?, DType::F32))?;
             }
-            for tensor in op.plain_tensors() {
-                hold(tensor, &|| upload(&self.ctx, &model.dense(tensor)?.to_f32(), DType::F32))?;
+            let plain = |tensor: &str| Ok::<_, Error>(model.dense(tensor)?.to_f32());
+            if let Some(of) = &op.conv {
+                let each = std::iter::once((&of.weight, of.width)).chain(of.bias.iter().map(|bias| (bias, 1)));
+                for (tensor, each) in each {
+                    hold(tensor, &|| upload(&self.ctx, &of.of_channels(plain(tensor)?, each)?, DType::F32))?;
+                }
             }
-            if let Some(PlannedLinear { a_log, is_rate, .. }) = &op.linear {
-                hold(a_log, &|| upload(&self.ctx, &rates(&model.dense(a_log)?.to_f32(), *is_rate), DType::F32))?;
+            if let Some(of) = &op.linear {
+                for tensor in std::iter::once(&of.dt_bias).chain(&of.skip) {
+                    hold(tensor, &|| upload(&self.ctx, &of.of_heads(plain(tensor)?)?, DType::F32))?;
+                }
+                let logs = || Ok::<_, Error>(rates(&of.of_heads(plain(&of.a_log)?)?, of.is_rate));
+                hold(&of.a_log, &|| upload(&self.ctx, &logs()?, DType::F32))?;
             }
             if let Some((heads, region)) = op.heads.as_ref().and_then(|heads| Some((heads, heads.factors()?))) {
                 // A plan's caches are not calibrated.
@@ -198,12 +205,6 @@ impl PlanWeights {
 }
 
 impl PlannedOp {
-    /// Tensors that are loaded as they are, in f32.
-    fn plain_tensors(&self) -> impl Iterator<Item = &String> {
-        let conv = self.conv.iter().flat_map(|of| std::iter::once(&of.weight).chain(&of.bias));
-        conv.chain(self.linear.iter().flat_map(|of| std::iter::once(&of.dt_bias).chain(&of.skip)))
-    }
-
     /// Tables of angles, their rotary embedding and positions.
     fn tables(&self) -> Option<(&PlannedTables, &PlannedRotary, usize)> {
         let heads = self.heads.as_ref()?;
@@ -216,10 +217,11 @@ fn load_weight(ctx: &Context, model: &Model, weight: &PlannedWeight) -> Result<H
     let names: Vec<String> = weight.tensors.iter().map(|tensor| of_experts(model, weight, tensor)).collect();
     let wrong = || Error::NotInPlan { what: "tensor of", name: weight.region.clone() };
     if weight.experts.is_some() {
+        let ids = weight.local_experts()?;
         let experts = match (&names[..], weight.gated) {
-            ([gate, up], true) => model.gated_experts(gate, up)?,
-            ([one], false) => model.experts(one)?,
-            ([pairs], true) => model.interleaved_experts(pairs)?,
+            ([gate, up], true) => model.gated_experts_in(gate, up, ids)?,
+            ([one], false) => model.experts_in(one, ids)?,
+            ([pairs], true) => model.interleaved_experts_in(pairs, ids)?,
             _ => return Err(wrong()),
         };
         return Ok(Held::Experts(ctx.load_experts(&weight.of_experts(experts)?)?));
@@ -285,8 +287,10 @@ fn in_format(weight: &HostWeight, format: Format) -> Result<HostWeight, Error> {
 /// expert where each has its own.
 fn of_experts(model: &Model, weight: &PlannedWeight, tensor: &str) -> String {
     let is_stack = model.info(tensor).is_ok_and(|info| info.shape.len() > 2);
+    // A rank may have one of many.
+    let are_many = weight.experts.is_some_and(|experts| experts > 1) || matches!(weight.local_experts(), Ok(Some(_)));
     match tensor.rsplit_once(".0.") {
-        Some((before, after)) if weight.experts.is_some_and(|experts| experts > 1) && !is_stack => {
+        Some((before, after)) if are_many && !is_stack => {
             format!("{before}.{{}}.{after}")
         }
         _ => tensor.to_owned(),
@@ -300,19 +304,23 @@ fn bias_of(model: &Model, weight: &PlannedWeight) -> Result<Vec<f32>, Error> {
         let names = [format!("{stem}.bias"), format!("{stem}_bias")];
         names.iter().find(|name| model.has(name)).unwrap_or(&names[0]).clone()
     };
+    let experts = match (weight.local_experts()?, weight.tensors.first()) {
+        (Some(_), Some(tensor)) => model.info(&name(tensor))?.shape.first().copied().unwrap_or(1),
+        _ => weight.experts.unwrap_or(1),
+    };
     if let ([pairs], true) = (&weight.tensors[..], weight.gated) {
-        return weight.of_biases(vec![model.interleaved_biases(&name(pairs))?]);
+        return weight.of_biases(vec![model.interleaved_biases(&name(pairs))?], experts);
     }
     let read = |tensor| Ok::<_, Error>(model.dense(&name(tensor))?.to_f32());
     let parts = weight.tensors.iter().map(read).collect::<Result<Vec<_>, _>>()?;
-    let parts = match (&parts[..], weight.experts) {
-        ([gate, up], Some(experts)) if gate.len() == up.len() => {
+    let parts = match &parts[..] {
+        [gate, up] if weight.experts.is_some() && gate.len() == up.len() => {
             let rows = (gate.len() / experts.max(1)).max(1);
             vec![gate.chunks(rows).zip(up.chunks(rows)).flat_map(|(gate, up)| [gate, up].concat()).collect()]
         }
         _ => parts,
     };
-    weight.of_biases(parts)
+    weight.of_biases(parts, experts)
 }
 
 /// Contiguous values in `dtype`.

@@ -223,10 +223,22 @@ impl MoeLayer {
             return Err(wrong("experts that are no gated pairs".to_owned(), down));
         }
         let mut moe = describe(Moe::new(up.experts(), top_k));
+        if let Some((first, experts)) = moe.local {
+            let why = "give the ids of local experts, counted from the first";
+            let unrouted = Error::NotForExperts { what: "a part of the experts of given ids", why };
+            let local = first..first.saturating_add(up.experts());
+            moe.routing = Some(moe.routing.take().ok_or(unrouted)?.local_among(local, experts));
+        }
         if moe.last_is_shared {
             let why = "give its id to every token, among the others";
             let unrouted = Error::NotForExperts { what: "an expert for all tokens of given ids", why };
             moe.routing = Some(moe.routing.take().ok_or(unrouted)?.sharing_last());
+        }
+        if let Some(routing) = &moe.routing {
+            let local = routing.check()?.local_experts();
+            if local != up.experts() {
+                return Err(wrong(format!("{local} local experts"), up));
+            }
         }
         let shared = match &moe.shared {
             None => None,
@@ -314,6 +326,8 @@ impl MoeLayer {
                 None => p,
             }
         });
+        // Slots of experts elsewhere are no faults.
+        let second = if moe.local.is_some() { second.unchecked() } else { second };
         // Both products read one index.
         let plan_both = |first: ExpertProblem, second: ExpertProblem| -> Result<[ExpertPlan; 2], Error> {
             let up = ctx.plan_experts(&first)?;
@@ -443,7 +457,8 @@ impl MoeLayer {
         };
         let mut second = ExpertArgs::new(hidden.view(), &self.down, ids, d).router_weights(weights).tokens(tokens);
         (second.bias, second.residual, second.lists) = (biases[1], added, lists);
-        plan.down.run(stream, second.status(status.view_mut()).workspace(of_plans))?;
+        second.status = plan.down.op().checks_index.then(|| status.view_mut());
+        plan.down.run(stream, second.workspace(of_plans))?;
         workspace.tokens = tokens;
         Ok(())
     }
@@ -463,7 +478,10 @@ impl MoeLayer {
         if let Some(routing) = plan.routing.as_ref().filter(|_| self.moe.routing.is_some()) {
             routing.check_status(&self.ctx, &workspace.routing_status)?;
         }
-        plan.down.check_status(&self.ctx, &workspace.status)
+        match plan.down.op().checks_index {
+            true => plan.down.check_status(&self.ctx, &workspace.status),
+            false => Ok(()),
+        }
     }
 }
 

@@ -21,6 +21,8 @@ pub struct Moe {
     pub(super) routing: Option<Routing>,
     pub(super) shared: Option<(Weight, Weight)>,
     pub(super) last_is_shared: bool,
+    /// First local expert, and number of all experts.
+    pub(super) local: Option<(usize, usize)>,
     pub(super) residual: Option<DType>,
     pub(super) biases: [Option<DType>; 2],
     pub(super) x_precision: XPrecision,
@@ -39,6 +41,7 @@ impl Moe {
             routing: None,
             shared: None,
             last_is_shared: false,
+            local: None,
             residual: None,
             biases: [None; 2],
             x_precision: XPrecision::default(),
@@ -114,6 +117,17 @@ impl Moe {
     /// logits exclude it. Given ids can contain the shared expert themselves.
     pub fn last_is_shared(mut self) -> Self {
         self.last_is_shared = true;
+        self
+    }
+
+    /// Expert parallelism: the layer has the experts from `first` on of `experts` in all, as
+    /// [`HostExperts::shard_experts`](crate::HostExperts::shard_experts) cuts them.
+    ///
+    /// Logits are those of all experts. D has the slots of local experts, and 0 for a token without any;
+    /// the sum over ranks is the layer. A residual, or a shared expert of other shape, is added by
+    /// one of them. Only for [routed](Moe::routed) layers; biases are those of local experts.
+    pub fn local(mut self, first: usize, experts: usize) -> Self {
+        self.local = Some((first, experts));
         self
     }
 

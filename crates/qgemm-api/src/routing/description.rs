@@ -1,6 +1,8 @@
 //! Routing problem: the builder [`Routing`] and its validation
 //! into a [`CheckedRouting`].
 
+use std::ops::Range;
+
 use qgemm_formats::DType;
 use qgemm_hal::op::routing::{MOST_EXPERTS, MOST_TOKENS, MOST_TOP_K};
 use qgemm_hal::{CheckedRouting, ExpertGroups, RoutingSource, Scoring};
@@ -52,6 +54,8 @@ pub struct Routing {
     groups: Option<ExpertGroups>,
     lists: bool,
     shared: bool,
+    /// Local experts; all by default.
+    local: Option<Range<usize>>,
 }
 
 impl Routing {
@@ -73,6 +77,7 @@ impl Routing {
             groups: None,
             lists: false,
             shared: false,
+            local: None,
         }
     }
 
@@ -147,9 +152,24 @@ impl Routing {
         self
     }
 
+    /// Expert parallelism: this device has the weights of the experts in `range` alone.
+    ///
+    /// Experts are chosen among all. Ids and lists count from the first local expert. Slots
+    /// of other experts get the id −2 and weight 0, are in no list, and are no fault.
+    /// Only with logits. A [shared](Routing::shared) expert counts as the last one.
+    pub fn local(mut self, range: Range<usize>) -> Self {
+        self.local = Some(range);
+        self
+    }
+
     /// Makes the last expert the shared one.
     pub(crate) fn sharing_last(self) -> Self {
         Self { experts: self.experts.saturating_sub(1), shared: true, ..self }
+    }
+
+    /// Local experts among `experts`.
+    pub(crate) fn local_among(self, range: Range<usize>, experts: usize) -> Self {
+        Self { experts, local: Some(range), ..self }
     }
 
     /// Same routing of another number of tokens.
@@ -160,6 +180,7 @@ impl Routing {
     /// Validates everything that is independent of a run's buffers.
     pub(crate) fn check(&self) -> Result<CheckedRouting, Error> {
         let &Self { tokens, experts, top_k, scoring, renormalize, scale, bias, groups, lists, shared, .. } = self;
+        let local = self.local.clone();
         let more = usize::from(shared);
         let sizes = [
             ("tokens", tokens, 0, MOST_TOKENS),
@@ -195,6 +216,7 @@ impl Routing {
                     (groups.is_some(), "groups"),
                     (shared, "an expert that every token has"),
                     (self.row_stride.is_some(), "a row stride of logits"),
+                    (local.is_some(), "local experts"),
                 ];
                 if let Some((_, what)) = of_logits.into_iter().find(|(is_stated, _)| *is_stated) {
                     return Err(Error::RoutingOfIds { what });
@@ -203,6 +225,23 @@ impl Routing {
             }
         };
         let (experts, top_k) = (experts + more, top_k + more);
-        Ok(CheckedRouting { tokens, experts, top_k, from, scoring, renormalize, scale, bias, groups, lists, shared })
+        let local = local.unwrap_or(0..experts);
+        if local.is_empty() || local.end > experts {
+            return Err(Error::LocalExperts { experts, got: local });
+        }
+        Ok(CheckedRouting {
+            tokens,
+            experts,
+            top_k,
+            from,
+            scoring,
+            renormalize,
+            scale,
+            bias,
+            groups,
+            lists,
+            shared,
+            local,
+        })
     }
 }

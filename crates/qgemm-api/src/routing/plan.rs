@@ -29,9 +29,9 @@ pub type RoutingPlan = Planned<CheckedRouting>;
 /// list, each such slot leaves a `u32::MAX`.
 #[derive(Debug)]
 pub struct RoutingLists<'a> {
-    /// Offsets output: a u32 for every expert, and one more.
+    /// Offsets output: a u32 for every local expert, and one more.
     pub offsets: BufferMut<'a>,
-    /// Counts output: a u32 for every expert.
+    /// Counts output: a u32 for every local expert.
     pub counts: BufferMut<'a>,
     /// Slots output: a u32 for every slot.
     pub rows: BufferMut<'a>,
@@ -224,8 +224,8 @@ impl Bound for CheckedRouting {
             }
             O::Ids => Wanted::optional("ids", from_logits.then(|| words(self.slots())), chosen),
             O::Weights => Wanted::optional("weights", from_logits.then(|| numbers(self.slots())), chosen),
-            O::Offsets => lists("offsets", self.experts + 1),
-            O::Counts => lists("counts", self.experts),
+            O::Offsets => lists("offsets", self.local_experts() + 1),
+            O::Counts => lists("counts", self.local_experts()),
             O::Rows => lists("rows", self.slots()),
             O::Status => Wanted::always("status", words(STATUS_WORDS)),
             O::Workspace => Wanted::workspace("the plan keeps counts of parts of the tokens"),

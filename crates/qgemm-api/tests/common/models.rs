@@ -48,8 +48,8 @@ fn write(path: &Path, architecture: &str, tensors: &[Tensor], kv_heads: usize) {
         ("attention.head_count_kv", kv_heads),
         ("context_length", CONTEXT),
     ];
-    if tensors.iter().any(|(name, ..)| name.contains("_exps")) {
-        counts.push(("expert_count", EXPERTS));
+    if let Some((_, shape, _)) = tensors.iter().find(|(name, ..)| name.contains("_exps")) {
+        counts.push(("expert_count", shape[0]));
     }
     if tensors.iter().any(|(name, ..)| name.contains("ssm_")) {
         counts.extend([

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::ensure;
 use qgemm_api::cuda::{TimelineEntry, record_timeline};
-use qgemm_api::{DType, KvFormat};
+use qgemm_api::{DType, KvFormat, Network};
 use qgemm_model::{Engine, EngineOptions, Finish, Generation, LanguageModel, Output, SessionId};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -42,8 +42,8 @@ impl Steps {
 
     /// Bytes that an average decode step reads at least: weights
     /// once, each session's keys and values, and its recurrent states.
-    pub fn step_bytes(&self, model: &LanguageModel, kv_format: KvFormat) -> Option<f64> {
-        let numbers = model.hyperparameters();
+    pub fn step_bytes(&self, model: &Network, kv_format: KvFormat) -> Option<f64> {
+        let numbers = model.hyperparameters()?;
         let visible = |layer: usize| {
             let window = numbers.window_of(layer).map_or(f64::INFINITY, |keys| keys as f64);
             self.keys.iter().map(|keys| keys.min(window)).sum::<f64>()

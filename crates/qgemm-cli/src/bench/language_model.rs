@@ -154,6 +154,9 @@ struct ModelRow {
     sessions: usize,
     /// Ranks among which the model is divided.
     ranks: u32,
+    /// Whether the ranks have whole experts.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    expert_parallel: bool,
     kv_format: String,
     /// Whether cached keys and values have a Hadamard rotation.
     rotate_cache: bool,
@@ -166,12 +169,12 @@ struct ModelRow {
     noise: f64,
     /// Median time of all timed tokens.
     milliseconds: f64,
-    /// Bytes that a decode step reads at least: weights, keys and
-    /// values. Absent for prefill.
+    /// Bytes that a decode step reads at least on the first rank of
+    /// this process: weights, keys and values. Absent for prefill.
     step_bytes: Option<f64>,
     /// Bytes of a step over its time.
     bytes_per_second: Option<f64>,
-    /// Share of the device's read bandwidth.
+    /// Share of the read bandwidth of that rank's device.
     bandwidth_share: Option<f64>,
     /// Why the share exceeds 1.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -224,11 +227,12 @@ pub fn run(ranks: &[Context], args: &Args, path: &Path, printing: Printing) -> a
     let options = EngineOptions { kv_format, rotate_cache: args.rotate_cache, ..defaults };
     let repetitions = args.language_model.repetitions.unwrap_or(5);
     ensure!(repetitions > 0, "expected at least one repetition");
-    let model = LanguageModel::open_ranks(ranks, path, precision)?;
+    let model = LanguageModel::open_ranks(ranks, path, args.ranks.model_options(precision))?;
+    let part = model.part()?;
     let ctx = model.context();
     let tests = args.language_model.tests();
     tests.iter().try_for_each(|test| test.check(model.hyperparameters().context))?;
-    let bandwidth = read_bandwidth(ctx)? * memories(ranks) as f64;
+    let bandwidth = read_bandwidth(ctx)?;
     if printing.is_text() {
         let (info, architecture) = (ctx.info(), model.architecture());
         let weights = bytes(model.weight_bytes(1) as u64);
@@ -242,7 +246,7 @@ pub fn run(ranks: &[Context], args: &Args, path: &Path, printing: Printing) -> a
         progress.say(test.name());
         let steps = test.run(&model, options, repetitions)?;
         let (seconds, noise) = steps.median_and_noise();
-        let step_bytes = steps.step_bytes(&model, kv_format);
+        let step_bytes = steps.step_bytes(&part, kv_format);
         let bytes_per_second = step_bytes.map(|bytes| bytes * test.tokens as f64 / seconds);
         let has_timeline = args.profile.is_some() && test.phase == Phase::Decode;
         let timeline = has_timeline.then(|| test.timeline(&model, options)).transpose()?;
@@ -255,6 +259,7 @@ pub fn run(ranks: &[Context], args: &Args, path: &Path, printing: Printing) -> a
             depth: test.depth,
             sessions: test.sessions,
             ranks: args.ranks.tp,
+            expert_parallel: args.ranks.expert_parallel,
             kv_format: kv_format.to_string(),
             rotate_cache: options.rotates_cache(),
             x_dtype: args.x_dtype.to_string(),
@@ -283,14 +288,6 @@ pub fn run(ranks: &[Context], args: &Args, path: &Path, printing: Printing) -> a
         file.finish_with(timeline::chrome_trace(&timelines).as_bytes())?;
     }
     Ok(Holds::Yes)
-}
-
-/// Different devices of the ranks, each with a memory of its own.
-fn memories(ranks: &[Context]) -> usize {
-    let mut ids: Vec<String> = ranks.iter().map(|ctx| ctx.info().id.to_string()).collect();
-    ids.sort();
-    ids.dedup();
-    ids.len()
 }
 
 #[cfg(test)]

@@ -38,6 +38,12 @@ QG_DEVICE u32 shared_experts(const RoutingParams& p) {
     return p.shape.flags & QG_FLAG_SHARED ? 1 : 0;
 }
 
+// Place of an expert among the local ones.
+QG_DEVICE u32 place_of(const RoutingParams& p, u32 id) {
+    const u32 place = id - p.shape.first_local;
+    return place < p.shape.local ? place : ELSEWHERE;
+}
+
 QG_DEVICE float load_logit(const RoutingParams& p, u64 row, u32 expert) {
     const u64 at = row + expert;
     if (p.shape.dtype == DTYPE_F32) return bits_to_f32(ld_global_u32(word_at(p.at.logits, at)));
@@ -179,8 +185,10 @@ QG_DEVICE u32 route_token(const RoutingParams& p, u32 token, u32* keys) {
     const u32 slots = top_k + shared_experts(p), slot = token * slots + lane;
     if (lane < slots) {
         const bool is_chosen = lane < top_k;
-        st_global_u32(word_at(p.at.ids, slot), is_chosen ? own_id : experts);
-        st_global_u32(word_at(p.at.weights, slot), f32_to_bits(is_chosen ? own_score * p.shape.scale : 1.0f));
+        const u32 id = is_chosen ? own_id : experts, place = id == ~0u ? id : place_of(p, id);
+        const float weight = is_chosen ? own_score * p.shape.scale : 1.0f;
+        st_global_u32(word_at(p.at.ids, slot), place);
+        st_global_u32(word_at(p.at.weights, slot), f32_to_bits(place == ELSEWHERE ? 0.0f : weight));
     }
     const u32 missing = ballot(lane < top_k && own_id == ~0u);
     return missing == 0 ? NO_SLOT : token * slots + lowest(missing);
@@ -205,7 +213,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_routing_top_k(const 
     cta_barrier();
     // Lists include the shared expert.
     RoutingParams all = p;
-    all.shape.experts += shared_experts(p), all.shape.top_k += shared_experts(p);
+    all.shape.experts = p.shape.local, all.shape.top_k += shared_experts(p);
     const ListStorage storage = ListStorage::of(dynamic_shared(), all.shape.experts, warps);
     if (p.shape.flags & QG_FLAG_LISTS) {
         if (counts)

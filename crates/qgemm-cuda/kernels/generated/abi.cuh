@@ -109,7 +109,7 @@ static_assert(QG_OFFSET_OF(ConvertPointers, x_col) == 40, "layout");
 static_assert(QG_OFFSET_OF(ConvertPointers, d_row) == 48, "layout");
 struct RoutingShape {
     u32 tokens;  // Tokens.
-    u32 experts;  // Experts.
+    u32 experts;  // Experts; of kernels that make lists, those with a list.
     u32 top_k;  // Experts of a token.
     u32 flags;  // `FLAG_` constants: `BIAS`, `SIGMOID`, `SQRT_SOFTPLUS`, `RENORMALIZE`, `LISTS`, `COUNTS`, `GIVEN_IDS`.
     u32 groups;  // Groups of experts; 0 without groups.
@@ -118,7 +118,9 @@ struct RoutingShape {
     u32 dtype;  // Element type of the logits (0 = f32, 1 = f16, 2 = bf16).
     u32 chunk_tokens;  // Tokens of a chunk, which a CTA processes.
     u32 chunks;  // Chunks.
-}; static_assert(sizeof(RoutingShape) == 40, "layout");
+    u32 first_local;  // First local expert.
+    u32 local;  // Local experts.
+}; static_assert(sizeof(RoutingShape) == 48, "layout");
 static_assert(QG_OFFSET_OF(RoutingShape, experts) == 4, "layout");
 static_assert(QG_OFFSET_OF(RoutingShape, top_k) == 8, "layout");
 static_assert(QG_OFFSET_OF(RoutingShape, flags) == 12, "layout");
@@ -128,6 +130,8 @@ static_assert(QG_OFFSET_OF(RoutingShape, scale) == 24, "layout");
 static_assert(QG_OFFSET_OF(RoutingShape, dtype) == 28, "layout");
 static_assert(QG_OFFSET_OF(RoutingShape, chunk_tokens) == 32, "layout");
 static_assert(QG_OFFSET_OF(RoutingShape, chunks) == 36, "layout");
+static_assert(QG_OFFSET_OF(RoutingShape, first_local) == 40, "layout");
+static_assert(QG_OFFSET_OF(RoutingShape, local) == 44, "layout");
 struct RoutingPointers {
     u64 logits;  // The logits.
     u64 given_ids;  // Given ids.

@@ -19,6 +19,8 @@ struct RoutingParams {
 };
 
 constexpr u32 NO_SLOT = ~0u;
+// Id of a slot whose expert is not local: in no list, and no fault.
+constexpr u32 ELSEWHERE = ~1u;
 // Status codes.
 constexpr u32 STATUS_BAD_ID = 1, STATUS_TOO_FEW = 2;
 
@@ -74,11 +76,12 @@ QG_DEVICE u32 lowest(u32 bits) {
     return popc(~bits & (bits - 1));
 }
 
-// Expert id of a slot; `experts` if out of range or invalid.
+// Expert id of a slot; `experts` if out of range or invalid,
+// one more if it is not local.
 QG_DEVICE u32 load_id(const RoutingParams& p, u64 ids, const SlotRange& range, u32 slot) {
     if (slot >= range.last) return p.shape.experts;
     const u32 id = ld_global_u32(word_at(ids, slot));
-    return id < p.shape.experts ? id : p.shape.experts;
+    return id < p.shape.experts ? id : p.shape.experts + (id == ELSEWHERE);
 }
 
 // Rows of 32 slots that a warp loads at once, and warps

@@ -97,7 +97,7 @@ impl Cut {
     fn ctas(&self, step: RoutingStep, op: &CheckedRouting) -> u32 {
         match step {
             RoutingStep::Lists => op.slots().div_ceil(SLOTS_A_WRITER).clamp(1, MOST_WRITERS) as u32,
-            RoutingStep::Scan if op.lists => (op.experts as u32).div_ceil(32),
+            RoutingStep::Scan if op.lists => (op.local_experts() as u32).div_ceil(32),
             RoutingStep::Scan => 1,
             RoutingStep::TopK | RoutingStep::Count | RoutingStep::Scatter => self.chunks as u32,
         }
@@ -223,7 +223,7 @@ fn params(op: &CheckedRouting, cut: &Cut, step: RoutingStep) -> RoutingParams {
     // Top-k adds the shared expert itself.
     let (experts, top_k) = match step {
         RoutingStep::TopK => (op.logit_experts(), op.chosen()),
-        _ => (op.experts, op.top_k),
+        _ => (op.local_experts(), op.top_k),
     };
     let flags = [
         (abi::FLAG_BIAS, op.bias),
@@ -246,6 +246,8 @@ fn params(op: &CheckedRouting, cut: &Cut, step: RoutingStep) -> RoutingParams {
         dtype: op.logits().map_or(0, |logits| dtype_code(logits.dtype)),
         chunk_tokens: cut.chunk_tokens as u32,
         chunks: cut.chunks as u32,
+        first_local: op.local.start as u32,
+        local: op.local_experts() as u32,
     };
     let logits_row = op.logits().map_or(0, |logits| logits.row_stride);
     RoutingParams { shape, at: RoutingPointers { logits_row, ..RoutingPointers::default() } }
@@ -391,6 +393,7 @@ mod tests {
             groups: None,
             lists: true,
             shared: false,
+            local: 0..experts,
         }
     }
 

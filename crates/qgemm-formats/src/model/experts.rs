@@ -1,6 +1,7 @@
 //! Expert weights in files: one stacked tensor, or one tensor per expert.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use super::Model;
 use super::layer::stack_size;
@@ -25,7 +26,15 @@ impl Model {
     /// As [`Model::weight`] and [`HostExperts::new`]. [`FormatError::MissingExpert`] for
     /// a gap in the ids, or when an expert lacks this weight but has others.
     pub fn experts(&self, name: &str) -> Result<HostExperts, FormatError> {
-        HostExperts::new(&self.expert_weights(name)?)
+        self.experts_in(name, None)
+    }
+
+    /// [`Model::experts`] with these ids alone; all by default. No other expert is read.
+    ///
+    /// # Errors
+    /// As [`Model::experts`]. [`FormatError::NoRange`] for ids beyond the experts.
+    pub fn experts_in(&self, name: &str, ids: Option<Range<usize>>) -> Result<HostExperts, FormatError> {
+        HostExperts::new(&self.expert_weights(name, ids)?)
     }
 
     /// Gated pairs of a layer's experts. Each name is as in [`Model::experts`].
@@ -34,7 +43,20 @@ impl Model {
     /// As [`Model::experts`]. [`FormatError::PairMismatch`] when gate and up differ
     /// in the number of experts.
     pub fn gated_experts(&self, gate: &str, up: &str) -> Result<HostExperts, FormatError> {
-        let (gates, ups) = (self.expert_weights(gate)?, self.expert_weights(up)?);
+        self.gated_experts_in(gate, up, None)
+    }
+
+    /// [`Model::gated_experts`] with these ids alone; all by default.
+    ///
+    /// # Errors
+    /// As [`Model::gated_experts`] and [`Model::experts_in`].
+    pub fn gated_experts_in(
+        &self,
+        gate: &str,
+        up: &str,
+        ids: Option<Range<usize>>,
+    ) -> Result<HostExperts, FormatError> {
+        let (gates, ups) = (self.expert_weights(gate, ids.clone())?, self.expert_weights(up, ids)?);
         if gates.len() != ups.len() {
             let (gate, up) = (gates.len().to_string(), ups.len().to_string());
             return Err(FormatError::PairMismatch { what: "number of experts", gate, up });
@@ -51,7 +73,15 @@ impl Model {
     /// # Errors
     /// As [`Model::experts`]. [`FormatError::PairMismatch`] for an odd number of rows.
     pub fn interleaved_experts(&self, name: &str) -> Result<HostExperts, FormatError> {
-        HostExperts::interleaved(&self.expert_weights(name)?)
+        self.interleaved_experts_in(name, None)
+    }
+
+    /// [`Model::interleaved_experts`] with these ids alone; all by default.
+    ///
+    /// # Errors
+    /// As [`Model::interleaved_experts`] and [`Model::experts_in`].
+    pub fn interleaved_experts_in(&self, name: &str, ids: Option<Range<usize>>) -> Result<HostExperts, FormatError> {
+        HostExperts::interleaved(&self.expert_weights(name, ids)?)
     }
 
     /// Biases of interleaved pairs, one row per expert (`gate_up_proj_bias`).
@@ -77,11 +107,16 @@ impl Model {
         Ok(rows?.concat())
     }
 
-    fn expert_weights(&self, name: &str) -> Result<Vec<HostWeight>, FormatError> {
+    fn expert_weights(&self, name: &str, ids: Option<Range<usize>>) -> Result<Vec<HostWeight>, FormatError> {
+        let among = |experts: usize| match ids {
+            None => Ok(0..experts),
+            Some(ids) if ids.start <= ids.end && ids.end <= experts => Ok(ids),
+            Some(range) => Err(FormatError::NoRange { what: "experts", range, len: experts, unit: 1 }),
+        };
         if !name.contains(NUMBER) {
             let shape = &self.info(name)?.shape;
             let experts = if shape.len() < 3 { 1 } else { stack_size(shape) };
-            return (0..experts).map(|expert| self.stacked_weight(name, expert)).collect();
+            return among(experts)?.map(|expert| self.stacked_weight(name, expert)).collect();
         }
         let of = |expert: usize| name.replacen(NUMBER, &expert.to_string(), 1);
         let numbers = self.expert_numbers(name);
@@ -97,7 +132,7 @@ impl Model {
                 Err(FormatError::MissingExpert { name: name.to_owned(), expert, there })
             }
         };
-        (0..=last).map(weight).collect()
+        among(last.saturating_add(1))?.map(weight).collect()
     }
 
     /// Expert ids with any tensor, and one tensor name of each.

@@ -56,6 +56,12 @@ fn a_gap_in_the_numbers_names_the_missing_expert() {
     }
     let whole = layers(&[(0, all), (1, all)]).open(None);
     assert_eq!(whole.gated_experts("mlp.experts.{}.gate", "mlp.experts.{}.up").expect("whole").experts(), 2);
+    let part = whole.experts_in("mlp.experts.{}.down", Some(1..2)).expect("there");
+    assert_eq!((part.experts(), part.stacked().dequantize().expect("finite")[0]), (1, 1.0));
+    for range in [1..3, usize::MAX..usize::MAX] {
+        let error = whole.experts_in("mlp.experts.{}.down", Some(range)).expect_err("beyond");
+        assert!(matches!(error, FormatError::NoRange { what: "experts", len: 2, .. }), "{error:?}");
+    }
     assert!(matches!(whole.experts("mlp.experts.{}.dwn"), Err(FormatError::NoSuchTensor { .. })), "a wrong name");
     // Names that resemble an expert id but have leading
     // zeros or other text.

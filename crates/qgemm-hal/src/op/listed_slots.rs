@@ -45,6 +45,7 @@ impl ListedSlots {
             groups: None,
             lists: true,
             shared: false,
+            local: 0..experts,
         };
         let lists = list_parts(experts, op.each.m)?;
         let mut end = lists[1].end;

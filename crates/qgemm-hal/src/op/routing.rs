@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
+use std::ops::Range;
 use std::str::FromStr;
 
 use super::dense::Dense;
@@ -26,6 +27,9 @@ pub const STATUS_FINE: u32 = 0;
 pub const STATUS_BAD_ID: u32 = 1;
 /// [`RoutingOperand::Status`]: a token has fewer eligible experts than `top_k`.
 pub const STATUS_TOO_FEW: u32 = 2;
+/// Id of a slot whose expert is not local
+/// ([`CheckedRouting::local`]). It is in no list and no fault.
+pub const ELSEWHERE: i32 = -2;
 
 /// Kernel flag: every token uses the last expert
 /// ([`CheckedRouting::shared`]). It is part of the
@@ -104,6 +108,10 @@ pub struct ExpertGroups {
 /// divided by the sum of the token's chosen scores (at least
 /// `f32::MIN_POSITIVE`). Slots without an expert have id −1 and weight 0.
 ///
+/// With local experts only, ids count from the first of them, and
+/// lists are those of local experts. Slots of the others have the
+/// id [`ELSEWHERE`] and weight 0.
+///
 /// The lists hold slots, `token · top_k + place`, by expert
 /// in ascending order. A slot with an invalid id is in
 /// no list. Entries after the last list are `u32::MAX`.
@@ -133,6 +141,9 @@ pub struct CheckedRouting {
     /// takes the last slot of every token with
     /// weight 1. Not for given ids.
     pub shared: bool,
+    /// Local experts, whose weights this device has: all of
+    /// `0..experts`, or a part of them. All for given ids.
+    pub local: Range<usize>,
 }
 
 operands! {
@@ -148,9 +159,9 @@ operands! {
         Ids: "the ids" Write,
         /// Their weights: f32 `[tokens][top_k]`.
         Weights: "the weights" Write,
-        /// List offsets: u32 `[experts + 1]`.
+        /// List offsets: u32, one more than local experts.
         Offsets: "the offsets" Write,
-        /// List lengths: u32 `[experts]`.
+        /// List lengths: u32 for each local expert.
         Counts: "the counts" Write,
         /// Concatenated lists: one u32 for each slot.
         Rows: "the rows" Write,
@@ -263,6 +274,11 @@ impl CheckedRouting {
         self.top_k - usize::from(self.shared)
     }
 
+    /// Number of local experts, which have lists.
+    pub fn local_experts(&self) -> usize {
+        self.local.len()
+    }
+
     /// The logits, if experts are chosen from logits.
     pub fn logits(&self) -> Option<&Dense> {
         match &self.from {
@@ -294,6 +310,7 @@ impl Hash for CheckedRouting {
     fn hash<H: Hasher>(&self, state: &mut H) {
         (self.tokens, self.experts, self.top_k, self.from, self.scoring).hash(state);
         (self.renormalize, self.scale.to_bits(), self.bias, self.groups, self.lists, self.shared).hash(state);
+        self.local.hash(state);
     }
 }
 
@@ -327,7 +344,7 @@ impl Operation for CheckedRouting {
             None => slots * 4.0,
         };
         let bias = if self.bias { experts * 4.0 } else { 0.0 };
-        let lists = if self.lists { slots * 4.0 + experts * 8.0 } else { 0.0 };
+        let lists = if self.lists { slots * 4.0 + self.local_experts() as f64 * 8.0 } else { 0.0 };
         chosen + bias + lists + (STATUS_WORDS * 4) as f64
     }
 
@@ -336,8 +353,9 @@ impl Operation for CheckedRouting {
     }
 
     fn describe(&self) -> String {
-        let Self { tokens, experts, top_k, .. } = self;
-        format!("{tokens} tokens to {top_k} of {experts} experts")
+        let Self { tokens, experts, top_k, local, .. } = self;
+        let all = format!("{tokens} tokens to {top_k} of {experts} experts");
+        if local.len() == *experts { all } else { format!("{all}, {} to {} local", local.start, local.end - 1) }
     }
 
     fn is_nothing(&self) -> bool {

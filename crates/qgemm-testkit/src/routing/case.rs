@@ -1,6 +1,7 @@
 //! A case of `routing` (router top-k and expert lists), as data.
 
 use std::fmt;
+use std::ops::Range;
 
 use qgemm_formats::DType;
 use qgemm_hal::{ExpertGroups, Scoring};
@@ -89,6 +90,8 @@ pub struct RoutingCase {
     pub lists: bool,
     /// Whether every token has a shared expert, in one more slot.
     pub shared: bool,
+    /// First local expert and the end of them; all if none are stated.
+    pub local: Option<[usize; 2]>,
     /// Kind of logits or ids.
     pub values: RoutingValues,
     /// Elements between the rows of the logits, filled with NaN.
@@ -114,6 +117,7 @@ impl RoutingCase {
             groups: None,
             lists: true,
             shared: false,
+            local: None,
             values: RoutingValues::Random,
             gap: 0,
             offset: 0,
@@ -144,9 +148,14 @@ impl RoutingCase {
         self.top_k + usize::from(self.shared)
     }
 
-    /// Experts with lists.
+    /// Experts, the shared one included.
     pub(super) fn all_experts(&self) -> usize {
         self.experts + usize::from(self.shared)
+    }
+
+    /// Experts with lists.
+    pub(super) fn local_experts(&self) -> Range<usize> {
+        self.local.map_or(0..self.all_experts(), |[first, end]| first..end)
     }
 
     /// Logits, contiguous and representable in the type.
@@ -245,6 +254,9 @@ impl fmt::Display for RoutingCase {
         }
         if *scale != 1.0 {
             write!(f, " scale={scale}")?;
+        }
+        if let Some([first, end]) = self.local {
+            write!(f, " local={first}..{end}")?;
         }
         if let Some(ExpertGroups { groups, chosen }) = groups {
             write!(f, " groups={chosen}/{groups}")?;

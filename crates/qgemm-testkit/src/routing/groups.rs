@@ -12,6 +12,7 @@ pub(super) const GROUPS: &[Cases<RoutingCase>] = &[
     group("routing_scores", "every scoring, renormalized, scaled, biased, in groups", scores),
     group("routing_special", "NaN, infinities, ties, tokens with too few experts", special),
     group("routing_shared", "one more expert that every token has, of all sizes", shared),
+    group("routing_local", "a part of the experts, as one of several devices has them, of all sizes", local),
     group("routing_layouts", "every type of logits, leading dimensions, unaligned operands", layouts),
     group("routing_ids", "lists of given ids, of all sizes, with ids that are no expert's", ids),
 ];
@@ -144,6 +145,30 @@ fn shared() -> Vec<RoutingCase> {
         ..RoutingCase::new(tokens, 256, 8)
     }));
     cases
+}
+
+fn local() -> Vec<RoutingCase> {
+    let case = |(i, (tokens, experts, top_k)): (usize, (usize, usize, usize))| {
+        let shared = i % 3 == 2 && experts < 1024 && top_k < 32;
+        let all = experts + usize::from(shared);
+        let values = [RoutingValues::Random, RoutingValues::Special, RoutingValues::Skewed, RoutingValues::NearlyNone];
+        let case = RoutingCase {
+            from: types(i),
+            scoring: Scoring::ALL[i % Scoring::ALL.len()],
+            renormalize: i % 2 == 0,
+            bias: i % 5 == 4,
+            scale: if i % 4 == 1 { 2.5 } else { 1.0 },
+            shared,
+            values: values[i / 2 % values.len()],
+            seed: i as u64,
+            ..RoutingCase::new(tokens, experts, top_k)
+        };
+        // The first half, one expert, and the last ones.
+        let parts = [[0, all.div_ceil(2)], [all / 3, all / 3 + 1], [all - all.div_ceil(4), all]];
+        let [one, other] = [parts[i % 3], parts[(i + 1) % 3]].map(Some);
+        [RoutingCase { local: one, ..case }, RoutingCase { local: other, lists: false, seed: case.seed + 100, ..case }]
+    };
+    SIZES.into_iter().enumerate().flat_map(case).collect()
 }
 
 fn layouts() -> Vec<RoutingCase> {

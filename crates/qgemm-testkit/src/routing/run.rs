@@ -2,6 +2,7 @@
 
 use qgemm_api::{Context, DeviceKind, Error, Routing, RoutingArgs, RoutingLists, RoutingPlan, Workspace};
 use qgemm_formats::DType;
+use qgemm_hal::op::routing::ELSEWHERE;
 use rayon::prelude::*;
 
 use super::case::{RoutingCase, RoutingFrom};
@@ -46,8 +47,8 @@ impl Stored {
             logits: Operand::new(case.dtype(), case.tokens, case.experts, case.gap, case.offset),
             bias: words(case.experts),
             slots: words(case.slots()),
-            offsets: words(case.all_experts() + 1),
-            counts: words(case.all_experts()),
+            offsets: words(case.local_experts().len() + 1),
+            counts: words(case.local_experts().len()),
             status: words(4),
         }
     }
@@ -89,15 +90,25 @@ fn judge(ctx: &Context, case: &RoutingCase, outcome: &mut Outcome) -> Result<(),
     let (first, status) = run_on(ctx, &plan, case, &stored, &inputs, &mut workspace).map_err(Failure::of_run)?;
     let ids = match case.from {
         RoutingFrom::Logits(_) => {
-            let ids: Vec<i32> = words(&stored.slots, &first.ids).into_iter().map(u32::cast_signed).collect();
-            check_choice(case, &inputs, &ids, &stored.slots.decode(&first.weights), outcome)?;
+            let whole = match case.local {
+                None => &first,
+                Some(_) => &run_whole(ctx, case, &inputs)?,
+            };
+            let ids: Vec<i32> = words(&stored.slots, &whole.ids).into_iter().map(u32::cast_signed).collect();
+            let weights = stored.slots.decode(&whole.weights);
+            check_choice(case, &inputs, &ids, &weights, outcome)?;
+            let (ids, weights) = local_part(case, ids, &weights);
+            let bits = |words: &[f32]| words.iter().map(|weight| weight.to_bits()).collect::<Vec<_>>();
+            let written: Vec<u32> = ids.iter().map(|id| id.cast_unsigned()).collect();
+            check_words("ids", &stored.slots, &first.ids, &written)?;
+            check_words("weights", &stored.slots, &first.weights, &bits(&weights))?;
             ids
         }
         RoutingFrom::Ids => inputs.ids.clone(),
     };
     check_status(case, &ids, &words(&stored.status, &first.status), status)?;
     if case.lists {
-        let ExpectedLists { offsets, counts, rows } = lists(&ids, case.all_experts());
+        let ExpectedLists { offsets, counts, rows } = lists(&ids, case.local_experts().len());
         check_words("offsets", &stored.offsets, &first.offsets, &offsets)?;
         check_words("counts", &stored.counts, &first.counts, &counts)?;
         check_words("rows", &stored.slots, &first.rows, &rows)?;
@@ -130,6 +141,26 @@ fn judge(ctx: &Context, case: &RoutingCase, outcome: &mut Outcome) -> Result<(),
     Ok(())
 }
 
+/// The run of all experts, in which a choice is judged.
+fn run_whole(ctx: &Context, case: &RoutingCase, inputs: &Inputs) -> Result<Written, Failure> {
+    let whole = RoutingCase { local: None, ..*case };
+    let stored = Stored::new(&whole);
+    let plan = ctx.plan_routing(&routing(&whole, &stored)).map_err(Failure::of_plan)?;
+    let mut workspace = ctx.workspace(plan.workspace_bytes()).map_err(Failure::of_run)?;
+    run_on(ctx, &plan, &whole, &stored, inputs, &mut workspace).map(|(written, _)| written).map_err(Failure::of_run)
+}
+
+/// Ids and weights as the device of local experts has them.
+fn local_part(case: &RoutingCase, ids: Vec<i32>, weights: &[f32]) -> (Vec<i32>, Vec<f32>) {
+    let local = case.local_experts();
+    let part = |(id, &weight): (i32, &f32)| match usize::try_from(id) {
+        Ok(expert) if local.contains(&expert) => ((expert - local.start) as i32, weight),
+        Ok(_) => (ELSEWHERE, 0.0),
+        Err(_) => (id, weight),
+    };
+    ids.into_iter().zip(weights).map(part).unzip()
+}
+
 fn routing(case: &RoutingCase, stored: &Stored) -> Routing {
     let dtype = match case.from {
         RoutingFrom::Ids => return Routing::from_ids(case.tokens, case.experts, case.top_k),
@@ -148,6 +179,9 @@ fn routing(case: &RoutingCase, stored: &Stored) -> Routing {
     }
     if case.bias {
         routing = routing.biased();
+    }
+    if let Some([first, end]) = case.local {
+        routing = routing.local(first..end);
     }
     if let Some(groups) = case.groups {
         routing = routing.groups(groups.groups, groups.chosen);
@@ -254,8 +288,8 @@ fn check_choice(
 /// Checks that the status names the first slot without an expert,
 /// and that the API agrees.
 fn check_status(case: &RoutingCase, ids: &[i32], status: &[u32], said: Result<(), Error>) -> Result<(), Failure> {
-    let experts = case.all_experts() as i32;
-    let bad = ids.iter().position(|id| !(0..experts).contains(id));
+    let experts = case.local_experts().len() as i32;
+    let bad = ids.iter().position(|id| *id != ELSEWHERE && !(0..experts).contains(id));
     let expected = match (bad, case.from) {
         (None, _) => [0; 4],
         (Some(slot), from) => {

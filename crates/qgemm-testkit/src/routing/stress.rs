@@ -28,6 +28,10 @@ pub(super) fn random_case(seed: u64) -> RoutingCase {
     // The fewest groups that hold a token's experts.
     let fewest = top_k.div_ceil(experts / groups);
     let chosen = rng.random_range(fewest..=groups);
+    let shared = has_room && rng.random_ratio(1, 4);
+    let all = experts + usize::from(shared);
+    let first = rng.random_range(0..all);
+    let local = rng.random_ratio(1, 3).then_some([first, rng.random_range(first + 1..=all)]);
     RoutingCase {
         from: RoutingFrom::Logits(pick(rng, &DType::ALL)),
         scoring: pick(rng, &Scoring::ALL),
@@ -37,7 +41,8 @@ pub(super) fn random_case(seed: u64) -> RoutingCase {
         groups: rng.random_ratio(1, 3).then_some(ExpertGroups { groups, chosen }),
         lists: rng.random_ratio(2, 3),
         values,
-        shared: has_room && rng.random_ratio(1, 4),
+        shared,
+        local,
         gap: gap(rng, 20),
         offset: gap(rng, 4),
         seed,

@@ -20,7 +20,7 @@ struct ConvertShape {
 
 struct RoutingShape {
     tokens: u32, // Tokens.
-    experts: u32, // Experts.
+    experts: u32, // Experts; of kernels that make lists, those with a list.
     top_k: u32, // Experts of a token.
     flags: u32, // `FLAG_` constants: `BIAS`, `SIGMOID`, `SQRT_SOFTPLUS`, `RENORMALIZE`, `LISTS`, `COUNTS`, `GIVEN_IDS`.
     groups: u32, // Groups of experts; 0 without groups.
@@ -29,6 +29,8 @@ struct RoutingShape {
     dtype: u32, // Element type of the logits (0 = f32, 1 = f16, 2 = bf16).
     chunk_tokens: u32, // Tokens of a chunk, which a CTA processes.
     chunks: u32, // Chunks.
+    first_local: u32, // First local expert.
+    local: u32, // Local experts.
 }
 
 struct MatmulShape {

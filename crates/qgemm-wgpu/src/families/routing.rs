@@ -285,9 +285,10 @@ impl Run<'_> {
             (FLAG_GIVEN_IDS, op.logits().is_none()),
             (FLAG_SHARED, op.shared),
         ];
+        let experts = if self.kernel.kind == RoutingStep::TopK { op.experts } else { op.local_experts() };
         let shape = RoutingShape {
             tokens: tokens as u32,
-            experts: op.experts as u32,
+            experts: experts as u32,
             top_k: op.top_k as u32,
             flags: flags.iter().filter(|(_, set)| *set).fold(0, |flags, (flag, _)| flags | flag),
             groups: op.groups.map_or(0, |groups| groups.groups as u32),
@@ -296,6 +297,8 @@ impl Run<'_> {
             dtype: op.logits().map_or(0, |logits| dtype_code(logits.dtype)),
             chunk_tokens: self.cut.chunk_tokens as u32,
             chunks: self.cut.chunks as u32,
+            first_local: op.local.start as u32,
+            local: op.local_experts() as u32,
         };
         Params { shape, logits_row: op.logits().map_or(0, |l| stride(op.tokens, l.row_stride)), ..Params::default() }
     }
@@ -339,8 +342,8 @@ impl Run<'_> {
         let (ids, workspace, offsets, counts, rows, status);
         (ids, p.ids_base) = self.touched(operands, O::GivenIds, 0..op.slots()).bind(shared)?;
         (workspace, p.workspace_base) = written(O::Workspace, counts_end / WORD)?;
-        (offsets, p.offsets_base) = written(O::Offsets, listed(op.experts + 1))?;
-        (counts, p.counts_base) = written(O::Counts, listed(op.experts))?;
+        (offsets, p.offsets_base) = written(O::Offsets, listed(op.local_experts() + 1))?;
+        (counts, p.counts_base) = written(O::Counts, listed(op.local_experts()))?;
         (rows, p.rows_base) = written(O::Rows, listed(op.slots()))?;
         (status, p.status_base) = written(O::Status, STATUS_WORDS)?;
         let bindings = vec![ids, workspace, offsets, counts, rows, status];
@@ -387,6 +390,7 @@ mod tests {
             groups: None,
             lists: true,
             shared: false,
+            local: 0..experts,
         }
     }
 

@@ -3,6 +3,7 @@
 
 use std::marker::PhantomData;
 
+use qgemm_hal::op::routing::ELSEWHERE;
 use rayon::prelude::*;
 
 /// The lists to write.
@@ -19,7 +20,7 @@ fn expert(id: i32, experts: usize) -> Option<usize> {
 
 /// The first slot with an invalid id.
 pub(super) fn first_bad(ids: &[i32], experts: usize) -> Option<usize> {
-    ids.iter().position(|&id| expert(id, experts).is_none())
+    ids.iter().position(|&id| id != ELSEWHERE && expert(id, experts).is_none())
 }
 
 impl Lists<'_> {

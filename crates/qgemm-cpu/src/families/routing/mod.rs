@@ -139,8 +139,8 @@ impl<'a> Job<'a> {
         };
         let lists = match op.lists {
             true => Some(Lists {
-                offsets: written(&mut operands, O::Offsets, op.experts + 1)?,
-                counts: written(&mut operands, O::Counts, op.experts)?,
+                offsets: written(&mut operands, O::Offsets, op.local_experts() + 1)?,
+                counts: written(&mut operands, O::Counts, op.local_experts())?,
                 rows: written(&mut operands, O::Rows, slots)?,
             }),
             false => None,
@@ -167,15 +167,16 @@ impl<'a> Job<'a> {
             }
             Source::Given(ids) => ids,
         };
+        let experts = op.local_experts();
         let bad = match lists {
             Some(lists) => {
                 let chunks = ids.len().div_ceil(chunk);
                 // Counts are integers in float memory.
-                arena::with_activations(chunks * op.experts, |counts| {
-                    lists.write(ids, chunk, op.experts, bytemuck::cast_slice_mut(counts))
+                arena::with_activations(chunks * experts, |counts| {
+                    lists.write(ids, chunk, experts, bytemuck::cast_slice_mut(counts))
                 })
             }
-            None => first_bad(ids, op.experts),
+            None => first_bad(ids, experts),
         };
         status.copy_from_slice(&match bad {
             None => [STATUS_FINE, 0, 0, 0],

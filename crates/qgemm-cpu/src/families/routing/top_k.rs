@@ -1,6 +1,6 @@
 //! Router top-k of a token, and the weights.
 
-use qgemm_hal::op::routing::MOST_TOP_K;
+use qgemm_hal::op::routing::{ELSEWHERE, MOST_TOP_K};
 use qgemm_hal::{CheckedRouting, ExpertGroups, Scoring};
 
 use crate::arena;
@@ -47,6 +47,19 @@ impl<'a> TopK<'a> {
                 last_weight.fill(1.0);
             }
         });
+        self.keep_local(ids, weights);
+    }
+
+    /// Counts ids from the first local expert on, and marks
+    /// those of other experts.
+    fn keep_local(&self, ids: &mut [i32], weights: &mut [f32]) {
+        let local = self.op.local.start as i32..self.op.local.end as i32;
+        for (id, weight) in ids.iter_mut().zip(weights).filter(|(id, _)| **id >= 0) {
+            match local.contains(id) {
+                true => *id -= local.start,
+                false => (*id, *weight) = (ELSEWHERE, 0.0),
+            }
+        }
     }
 
     /// Scores of the logits; 0 for NaN.
