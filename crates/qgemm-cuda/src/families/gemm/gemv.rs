@@ -51,9 +51,20 @@ fn instances(types: &Types, _: FitsRegisters<'_>) -> Vec<Instance> {
     token_tiles(&types).iter().map(|&tile_m| instance(&types, tile_m)).collect()
 }
 
-/// MoE kernel: the widest tile that costs a row no
-/// more than a narrow one.
-pub(in crate::families) fn for_experts(types: &Types) -> Instance {
+/// MoE kernel: the widest tile that costs a row no more than a narrow
+/// one. `None` when other main loops serve X, from Ampere on after a
+/// conversion of unaligned or permuted rows. Those for nested scales need
+/// more shared memory than a GeForce of Ampere has.
+pub(in crate::families) fn for_experts(types: &Types) -> Option<Instance> {
+    let is_needed = match types.x {
+        DType::F32 => true,
+        DType::F16 if types.variant < Variant::Sm80 => true,
+        _ => types.variant == Variant::Sm80 && types.has_nested_scales(),
+    };
+    is_needed.then(|| of_experts(types))
+}
+
+fn of_experts(types: &Types) -> Instance {
     let engine = if types.variant == Variant::Sm70 { Engine::Fma } else { types.engine };
     let types = Types { engine, ..types.clone() };
     let kernel = instance(&types, if engine.is_mma() { 8 } else { 2 });
