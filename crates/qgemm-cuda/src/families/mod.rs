@@ -101,7 +101,7 @@ mod tests {
             let mut names = BTreeMap::new();
             for spec in all_kernels(variant) {
                 let earlier = names.insert((spec.entry, spec.symbol, spec.prelude), spec.name.clone());
-                println!("DUP {variant} {:?} {}", earlier, spec.name);
+                assert_eq!(earlier, None, "{variant} {}", spec.name);
             }
         }
     }
