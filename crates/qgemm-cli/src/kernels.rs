@@ -5,6 +5,9 @@ mod chips;
 mod problems;
 mod tally;
 
+use std::collections::BTreeMap;
+
+use anyhow::ensure;
 use qgemm_api::{Context, Format, emu};
 use rayon::prelude::*;
 use serde::Serialize;
@@ -19,8 +22,9 @@ use tally::Tally;
 /// Options of the command.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Only chips whose name or architecture contains this (`H200`, `89`).
-    #[arg(long, value_name = "PART")]
+    /// Only chips with this word in their name, or of this architecture
+    /// (`H200`, `89`).
+    #[arg(long, value_name = "NAME")]
     chip: Option<String>,
     /// Only these weight formats (default: all that are not rare).
     #[arg(long, num_args = 1..)]
@@ -29,15 +33,12 @@ pub struct Args {
     #[arg(long, value_name = "SHARE", default_value_t = 0.03)]
     within: f64,
     /// Also say how much slower the choices are without the kernels whose
-    /// identity contains all parts of one of these (`sm90:,m=32,n=128`).
-    #[arg(long, num_args = 1.., value_name = "PART,…")]
+    /// identity contains all parts of one of these (`gemm:gemm;m=32,`).
+    #[arg(long, num_args = 1.., value_name = "PART;…")]
     without: Vec<String>,
     /// Every kernel instead of one row for each tile.
     #[arg(long)]
     all: bool,
-    /// Dump.
-    #[arg(long)]
-    dump: Option<std::path::PathBuf>,
 }
 
 /// A kernel or, without `--all`, the kernels of a tile.
@@ -76,11 +77,13 @@ impl Row for KernelRow {
     }
 }
 
-/// What the choices of a chip lose without some kernels.
+/// The choices of a chip, and what they lose without some kernels.
 #[derive(Clone, Debug, Serialize)]
 struct LossRow {
     chip: String,
     problems: usize,
+    /// Geometric mean of the choices' times.
+    microseconds: f64,
     /// Problems that no other kernel serves.
     unserved: usize,
     /// Geometric mean of the times' ratios, and the worst.
@@ -93,6 +96,7 @@ impl Row for LossRow {
     const COLUMNS: &'static [Column] = &[
         words("chip", 20),
         numbers("problems", 8),
+        numbers("mean us", 9),
         numbers("unserved", 8),
         numbers("mean", 7),
         numbers("worst", 7),
@@ -100,10 +104,11 @@ impl Row for LossRow {
     ];
 
     fn cells(&self) -> Vec<String> {
-        let Self { chip, problems, unserved, mean, worst, worst_problem } = self;
+        let Self { chip, problems, microseconds, unserved, mean, worst, worst_problem } = self;
         vec![
             chip.clone(),
             problems.to_string(),
+            format!("{microseconds:.3}"),
             unserved.to_string(),
             format!("{mean:.4}"),
             format!("{worst:.3}"),
@@ -128,20 +133,13 @@ pub fn run(args: &Args, printing: Printing) -> anyhow::Result<Holds> {
         [] => Format::all().filter(|format| !format.is_rare).collect(),
         given => given.to_vec(),
     };
-    let is_wanted = |part: &String| CHIPS.iter().any(|chip| names(chip, part));
-    anyhow::ensure!(args.chip.iter().all(is_wanted), "expected a chip of the grid, such as H200");
-    let chips: Vec<_> = CHIPS.iter().filter(|chip| args.chip.iter().all(|part| names(chip, part))).collect();
+    let is_wanted = |chip: &&emu::ChipNumbers<'_>| args.chip.as_ref().is_none_or(|name| is_named(chip, name));
+    let chips: Vec<_> = CHIPS.iter().filter(is_wanted).collect();
+    ensure!(!chips.is_empty(), "the grid has no such chip: expected one such as H200");
     let progress = Progress::new((chips.len() * formats.len()) as u64, "weighing");
     let tallies = chips.par_iter().map(|chip| tally(&emu::describe(chip)?, args, &formats, &progress));
     let tallies = tallies.collect::<anyhow::Result<Vec<Tally>>>()?;
     drop(progress);
-    if let Some(dump) = &args.dump {
-        for (chip, tally) in chips.iter().zip(&tallies) {
-            std::fs::write(dump.join(format!("{}.bin", chip.name.replace(' ', "_"))), &tally.dump)?;
-            let names: String = tally.stats.iter().map(|stats| stats.kernel.clone() + "\n").collect();
-            std::fs::write(dump.join(format!("{}.txt", chip.name.replace(' ', "_"))), names)?;
-        }
-    }
     let losses = chips.iter().zip(&tallies).map(|(chip, tally)| loss(chip.name, tally)).collect();
     let both = Kernels { kernels: rows(args, &tallies), losses };
     let is_served = both.losses.iter().all(|loss: &LossRow| loss.unserved == 0);
@@ -149,16 +147,15 @@ pub fn run(args: &Args, printing: Printing) -> anyhow::Result<Holds> {
         Printing::Json => out::json(&both)?,
         _ => {
             table::print(both.kernels, printing)?;
-            if !args.without.is_empty() {
-                table::print(both.losses, printing)?;
-            }
+            table::print(both.losses, printing)?;
         }
     }
     Ok(if is_served { Holds::Yes } else { Holds::No })
 }
 
-fn names(chip: &emu::ChipNumbers<'_>, part: &str) -> bool {
-    chip.name.contains(part) || chip.arch.to_string() == part
+/// Whether `name` is a word of the chip's name, or its architecture.
+fn is_named(chip: &emu::ChipNumbers<'_>, name: &str) -> bool {
+    chip.name.split(' ').any(|word| word == name) || chip.arch.to_string() == name
 }
 
 fn tally(ctx: &Context, args: &Args, formats: &[Format], progress: &Progress) -> anyhow::Result<Tally> {
@@ -175,15 +172,22 @@ fn tally(ctx: &Context, args: &Args, formats: &[Format], progress: &Progress) ->
 }
 
 fn loss(chip: &str, tally: &Tally) -> LossRow {
-    let loss = tally.loss.clone();
-    let mean = (loss.logarithms / loss.problems.max(1) as f64).exp();
-    let (chip, worst_problem) = (chip.to_owned(), loss.worst_problem);
-    LossRow { chip, problems: loss.problems, unserved: loss.unserved, mean, worst: loss.worst, worst_problem }
+    let loss = &tally.loss;
+    let mean = |logarithms: f64| (logarithms / loss.problems.max(1) as f64).exp();
+    LossRow {
+        chip: chip.to_owned(),
+        problems: loss.problems,
+        microseconds: mean(loss.seconds) * 1e6,
+        unserved: loss.unserved,
+        mean: mean(loss.logarithms),
+        worst: loss.worst,
+        worst_problem: loss.worst_problem.clone(),
+    }
 }
 
 /// Rows of all kernels on all chips, or of all tiles.
 fn rows(args: &Args, tallies: &[Tally]) -> Vec<KernelRow> {
-    let mut kernels = std::collections::BTreeMap::<&str, KernelRow>::new();
+    let mut kernels = BTreeMap::<&str, KernelRow>::new();
     for stats in tallies.iter().flat_map(|tally| &tally.stats) {
         let new = || KernelRow {
             kernel: stats.kernel.clone(),
@@ -231,4 +235,17 @@ fn tile(kernel: &str) -> String {
     let (head, keys) = kernel.rsplit_once(':').unwrap_or(("", kernel));
     let kept: Vec<&str> = keys.split(',').filter(|key| OF_TILE.iter().any(|of| key.starts_with(of))).collect();
     format!("{head}:{}", kept.join(","))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tile_is_that_of_all_weight_formats() {
+        let kernel = |w, k| format!("gemm:gemm:sm80:main_loop=gemm_sliced_k,w={w},x=f16,n=64,m=8,k={k},threads=256");
+        let of_q4_0 = tile(&kernel("q4_0", 64));
+        assert_eq!(of_q4_0, "gemm:gemm:sm80:main_loop=gemm_sliced_k,x=f16,n=64,m=8");
+        assert_eq!(of_q4_0, tile(&kernel("q4_k", 256)));
+    }
 }

@@ -29,7 +29,8 @@ impl KernelSpec {
     /// Dynamic shared memory of a launch in bytes, if the prelude
     /// states it; 0 otherwise.
     pub fn shared_bytes(&self) -> u32 {
-        let line = |line: &str| line.strip_prefix("constexpr unsigned QG_SHARED_BYTES = ")?.strip_suffix(';')?.parse().ok();
+        let line =
+            |line: &str| line.strip_prefix("constexpr unsigned QG_SHARED_BYTES = ")?.strip_suffix(';')?.parse().ok();
         self.prelude.lines().find_map(line).unwrap_or(0)
     }
 

@@ -28,10 +28,11 @@ pub struct Stats {
 /// How much slower the choices of a chip are without some kernels.
 #[derive(Clone, Debug, Default)]
 pub struct Loss {
-    /// Problems, those without any kernel left, and the sum of the
-    /// logarithms of all ratios.
+    /// Problems, and those without any kernel left.
     pub problems: usize,
     pub unserved: usize,
+    /// Sums of logarithms: of the choices' seconds, and of the ratios.
+    pub seconds: f64,
     pub logarithms: f64,
     /// Largest ratio, and its problem.
     pub worst: f64,
@@ -55,7 +56,6 @@ pub struct Tally {
     /// Which kernels are left out.
     left_out: Vec<bool>,
     pub loss: Loss,
-    pub dump: Vec<u8>,
 }
 
 impl Tally {
@@ -104,12 +104,6 @@ impl Tally {
     fn judge(&mut self, bests: &[Best], problem: &str) {
         let least = |a: Best, b: Best| if b.rank < a.rank { b } else { a };
         let Some(choice) = bests.iter().copied().reduce(least) else { return };
-        self.dump.extend((bests.len() as u32).to_le_bytes());
-        for best in bests {
-            self.dump.extend((best.kernel as u32).to_le_bytes());
-            self.dump.extend((best.seconds as f32).to_le_bytes());
-            self.dump.extend((best.rank as f32).to_le_bytes());
-        }
         for best in bests {
             let stats = &mut self.stats[best.kernel];
             stats.offered += 1;
@@ -118,6 +112,7 @@ impl Tally {
         }
         self.stats[choice.kernel].chosen += 1;
         self.loss.problems += 1;
+        self.loss.seconds += choice.seconds.ln();
         let left = bests.iter().copied().filter(|best| !self.left_out[best.kernel]).reduce(least);
         let Some(left) = left else {
             self.loss.unserved += 1;
@@ -137,5 +132,28 @@ fn offer(bests: &mut Vec<Best>, new: Best) {
         Some(best) if best.rank <= new.rank => {}
         Some(best) => *best = new,
         None => bests.push(new),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn choices_without_a_kernel_take_the_next() {
+        let mut tally = Tally::default();
+        let [a, b] = ["a", "b"].map(|name| tally.number(name, |kernel| kernel == "a"));
+        let best = |kernel, seconds, rank| Best { kernel, seconds, rank };
+        let mut bests = Vec::new();
+        for new in [best(a, 3.0, 3.0), best(b, 2.0, 2.1), best(a, 1.0, 1.0)] {
+            offer(&mut bests, new);
+        }
+        tally.judge(&bests, "of both");
+        tally.judge(&[best(a, 1.0, 1.0)], "of one");
+        let counts = |stats: &Stats| (stats.offered, stats.chosen, stats.alone, stats.nearest);
+        assert_eq!([counts(&tally.stats[a]), counts(&tally.stats[b])], [(2, 2, 1, 1.0), (1, 0, 0, 2.1)]);
+        let Loss { problems, unserved, seconds, logarithms, worst, worst_problem } = tally.loss;
+        assert_eq!((problems, unserved, seconds, logarithms), (2, 1, 0.0, 2f64.ln()));
+        assert_eq!((worst, &*worst_problem), (2.0, "of both"));
     }
 }
