@@ -11,7 +11,7 @@ use super::problems::{Case, Work};
 /// to its time: plans prefer exact kernels by as much.
 const ROUNDING: f64 = 1.05;
 
-/// What is known of a kernel.
+/// Problems of a kernel, and how near it comes to the choice.
 #[derive(Clone, Debug)]
 pub struct Stats {
     /// Kernel identity.
@@ -53,7 +53,7 @@ pub struct Tally {
     numbers: HashMap<String, usize>,
     ids: HashMap<KernelId, usize>,
     pub stats: Vec<Stats>,
-    /// Which kernels are left out.
+    /// Kernels that are left out, by their numbers.
     left_out: Vec<bool>,
     pub loss: Loss,
 }

@@ -51,10 +51,13 @@ fn instances(types: &Types, _: FitsRegisters<'_>) -> Vec<Instance> {
     token_tiles(&types).iter().map(|&tile_m| instance(&types, tile_m)).collect()
 }
 
-/// MoE kernel: the widest tile that costs a row no more than a narrow
-/// one. `None` when other main loops serve X, from Ampere on after a
-/// conversion of unaligned or permuted rows. Those for nested scales need
-/// more shared memory than a GeForce of Ampere has.
+/// MoE kernel: the widest tile that costs a row
+/// no more than a narrow one.
+///
+/// `None` when other main loops serve X. From Ampere
+/// on, unaligned and permuted rows are converted first.
+/// For nested scales, other main loops lack shared
+/// memory on GeForce chips of Ampere.
 pub(in crate::families) fn for_experts(types: &Types) -> Option<Instance> {
     let is_needed = match types.x {
         DType::F32 => true,
@@ -77,9 +80,10 @@ fn of_experts(types: &Types) -> Instance {
     Instance { ctas_per_sm: kernel.ctas_per_sm.min(most), ..kernel }
 }
 
-/// Kernels with a fused norm and output segments, for f16. From Ampere on,
-/// another main loop serves one 16-bit token; other types are normalized by
-/// a separate launch.
+/// Kernels with a fused norm and output segments, for
+/// f16. From Ampere on, another main loop serves one
+/// 16-bit token. Other types are normalized by a
+/// separate launch.
 fn for_projections(types: &Types, fits: FitsRegisters<'_>) -> Vec<Instance> {
     if types.variant >= Variant::Sm80 || types.x != DType::F16 {
         return Vec::new();
