@@ -1,9 +1,9 @@
-//! Emulator counters (`emu:sm75`): memory transactions and matrix instructions of a
-//! kernel, for tuning without the chip.
+//! Emulated GPUs (`emu:sm75`): memory transactions and matrix instructions of a kernel, and
+//! plans for chips that are not here.
 
 use std::collections::BTreeMap;
 
-pub use qgemm_emu::{AccessSite, KernelCounters, Space, Traffic};
+pub use qgemm_emu::{AccessSite, ChipNumbers, KernelCounters, Space, Traffic};
 
 use crate::context::Context;
 use crate::error::Error;
@@ -41,4 +41,28 @@ pub fn count_accesses(ctx: &Context) -> Result<(), Error> {
 /// When the device is not emulated.
 pub fn take_counters(ctx: &Context) -> Result<BTreeMap<String, KernelCounters>, Error> {
     Ok(qgemm_emu::take_counters(&**ctx.device())?)
+}
+
+/// Context that plans as on `chip`, by its numbers. Kernels of its
+/// variant run emulated.
+///
+/// ```
+/// use qgemm_api::emu::{self, ChipNumbers};
+/// # let without_compiler = |e: &qgemm_api::Error| matches!(e, qgemm_api::Error::Hal(qgemm_api::HalError::NoDevice { .. }));
+///
+/// let l4 = ChipNumbers { name: "L4", arch: 89, units: 58, clock: 2.04e9, bandwidth: 3.0e11, shared_bytes: 99 << 10 };
+/// # let ctx = match emu::describe(&l4) { Err(e) if without_compiler(&e) => return Ok(()), ctx => ctx? };
+/// # stringify! {
+/// let ctx = emu::describe(&l4)?;
+/// # };
+/// let weight = ctx.describe_weight("q4_k".parse()?, 4096, 4096)?;
+/// let record = ctx.explain(&weight.problem(8))?;
+/// assert_eq!((record.device.units, record.chosen().is_some()), (58, true));
+/// # Ok::<(), qgemm_api::Error>(())
+/// ```
+///
+/// # Errors
+/// When no kernels or no working C++ compiler exist for it.
+pub fn describe(chip: &ChipNumbers<'_>) -> Result<Context, Error> {
+    Ok(Context::from_device(qgemm_emu::describe(chip)?))
 }

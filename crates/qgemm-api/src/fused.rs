@@ -105,7 +105,7 @@ struct Output {
 /// - CPU: one launch.
 /// - wgpu: one dispatch per segment, because kernels have one output.
 /// - CUDA: one launch for M ≤ 16, and for M > 64 (Hopper: 128, Volta and Turing:
-///   8). X must have aligned rows, and segments must start at multiples of 64, 128 or
+///   8, with X in f16). X must have aligned rows, and segments must start at multiples of 64, 128 or
 ///   256 features, depending on the tile; 256 always works.
 /// - CUDA otherwise, or with more than four segments: the product goes to the
 ///   workspace, and one conversion per segment writes the output. The workspace has

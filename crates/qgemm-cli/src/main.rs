@@ -16,6 +16,7 @@ mod explain;
 mod fuzz;
 mod holds;
 mod inspect;
+mod kernels;
 mod loading;
 mod measured;
 mod opening;
@@ -83,6 +84,9 @@ enum Command {
     /// Show the chosen kernel of a shape, the other candidates, and
     /// why; also for absent chips.
     Explain(explain::Args),
+    /// List CUDA's product kernels by how near each comes to the best of
+    /// a grid of problems, by the cost model.
+    Kernels(kernels::Args),
     /// Write the execution and memory plan of a model, or check one.
     Plan(plan::Args),
     /// Compile and load the kernels of a model's products into the
@@ -132,6 +136,7 @@ fn result(cli: &Cli) -> anyhow::Result<Holds> {
         Command::Verify(args) => verify::run(args, printing),
         Command::Bench(args) => bench::run(args, printing),
         Command::Explain(args) => explain::run(args, printing),
+        Command::Kernels(args) => kernels::run(args, printing),
         Command::Plan(args) => plan::run(args, printing),
         Command::Prepare(args) => prepare::run(args, printing),
         Command::Tune(args) => tune::run(args, printing),

@@ -41,6 +41,13 @@ pub(crate) fn most_shared(variant: Variant) -> u32 {
     }
 }
 
+/// As [`most_shared`], for the chips of compute capability `arch`:
+/// GeForce chips of Ampere have less than an A100.
+pub(crate) fn most_shared_of_chip(arch: u32) -> Result<u32, String> {
+    let variant = variant(arch)?;
+    Ok(most_shared(if arch == 86 { Variant::Sm89 } else { variant }))
+}
+
 /// Checks that a CTA may use `needs` bytes of shared memory.
 pub(crate) fn check_shared(needs: u32, info: &DeviceInfo) -> Result<(), Unsupported> {
     let has = info.shared_bytes;

@@ -68,31 +68,76 @@ pub(crate) fn read(ordinal: u32) -> Result<Chip, HalError> {
     let variant = lower(id, natural, wanted.as_deref())?;
     let lowered = variant != natural;
 
-    let units = attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
-    let clock = f64::from(attribute(A::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?) * 1e3;
     let memory_clock = f64::from(attribute(A::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)?) * 1e3;
     let bus_bytes = f64::from(attribute(A::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)?) / 8.0;
-    let rates = rates(arch, variant, name.contains("GeForce"))
-        .map(|(math, per_clock)| (math, per_clock * f64::from(units) * clock))
-        .to_vec();
-    let info = DeviceInfo {
-        id,
-        name,
-        arch: format!("sm_{arch}"),
-        variant: Some(variant),
-        driver: driver::version(),
-        units,
-        memory_bytes,
+    let numbers = ChipNumbers {
+        name: &name,
+        arch,
+        units: attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        clock: f64::from(attribute(A::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?) * 1e3,
         // Double data rate.
-        bandwidth: 2.0 * memory_clock * bus_bytes * READ_FRACTION,
-        cache_bytes: u64::from(attribute(A::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?),
+        bandwidth: 2.0 * memory_clock * bus_bytes,
         shared_bytes: attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+    };
+    let info = DeviceInfo {
+        driver: driver::version(),
+        memory_bytes,
+        cache_bytes: u64::from(attribute(A::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?),
         max_buffer_bytes: memory_bytes,
-        rates,
-        launch_seconds: 3e-6,
         features: features(arch, variant, lowered),
+        ..numbers.info_as(id, variant)
     };
     Ok(Chip { arch, variant, lowered, info })
+}
+
+/// Numbers of a chip's data sheet that decide plans.
+#[derive(Clone, Copy, Debug)]
+pub struct ChipNumbers<'a> {
+    /// Device name. Chips named GeForce accumulate in f32 at half rate.
+    pub name: &'a str,
+    /// Compute capability, 10 × major + minor.
+    pub arch: u32,
+    /// Multiprocessors.
+    pub units: u32,
+    /// Clock in Hz.
+    pub clock: f64,
+    /// Memory bandwidth in bytes per second.
+    pub bandwidth: f64,
+    /// Maximum shared memory of a CTA in bytes.
+    pub shared_bytes: u32,
+}
+
+impl ChipNumbers<'_> {
+    /// Description of such a device named `id`, without memory and
+    /// features.
+    ///
+    /// # Errors
+    /// When no kernels exist for the compute capability.
+    pub fn info(&self, id: DeviceId) -> Result<DeviceInfo, String> {
+        Ok(self.info_as(id, arch::variant(self.arch)?))
+    }
+
+    /// The description of a device that runs kernels of `variant`.
+    fn info_as(&self, id: DeviceId, variant: Variant) -> DeviceInfo {
+        let Self { name, arch, units, clock, bandwidth, shared_bytes } = *self;
+        let rate = |(math, per_clock)| (math, per_clock * f64::from(units) * clock);
+        DeviceInfo {
+            id,
+            name: name.to_owned(),
+            arch: format!("sm_{arch}"),
+            variant: Some(variant),
+            driver: String::new(),
+            units,
+            memory_bytes: 0,
+            bandwidth: bandwidth * READ_FRACTION,
+            cache_bytes: 0,
+            shared_bytes,
+            max_buffer_bytes: 0,
+            rates: rates(arch, variant, name.contains("GeForce")).map(rate).to_vec(),
+            launch_seconds: 3e-6,
+            features: BTreeSet::new(),
+        }
+    }
 }
 
 /// The variant that the user requested, if

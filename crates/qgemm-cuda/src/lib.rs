@@ -53,6 +53,7 @@ pub use arch::fragment_layout;
 pub use artifact::{Artifact, Resources};
 pub use bundle::{BUNDLES_VARIABLE, Bundle, BundleError, EMBED_VARIABLE, EXTENSION as BUNDLE_EXTENSION};
 pub use cache::{CACHE_VARIABLE, cache_folder};
+pub use chip::ChipNumbers;
 /// Driver bindings, for callers that pass their own streams.
 pub use cudarc;
 pub use families::{

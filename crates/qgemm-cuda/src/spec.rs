@@ -26,6 +26,14 @@ pub struct KernelSpec {
 }
 
 impl KernelSpec {
+    /// Dynamic shared memory of a launch in bytes, if the prelude
+    /// states it; 0 otherwise.
+    pub fn shared_bytes(&self) -> u32 {
+        let line =
+            |line: &str| line.strip_prefix("constexpr unsigned QG_SHARED_BYTES = ")?.strip_suffix(';')?.parse().ok();
+        self.prelude.lines().find_map(line).unwrap_or(0)
+    }
+
     /// Hash of name, entry, symbol and prelude. Included sources and
     /// the target are hashed separately.
     pub fn key(&self) -> Sha256Hash {
@@ -45,5 +53,21 @@ impl KernelSpec {
         hasher.field(&self.key().0);
         hasher.field(&hash::of_sources(source::included(&self.prelude, self.text).into_iter()).0);
         hasher.finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dynamic_shared_memory_is_read_from_the_prelude() {
+        let shared_bytes = |prelude: &str| {
+            let (name, prelude) = (String::new(), prelude.to_owned());
+            KernelSpec { name, entry: "", text: "", symbol: "", prelude, arch_specific: false }.shared_bytes()
+        };
+        let prelude =
+            "#define A 1\nconstexpr unsigned QG_THREADS = 128;\nconstexpr unsigned QG_SHARED_BYTES = 20512;\n";
+        assert_eq!([shared_bytes(prelude), shared_bytes("")], [20512, 0]);
     }
 }

@@ -7,6 +7,7 @@ use std::str::FromStr;
 use qgemm_hal::Variant;
 
 use crate::arch;
+use crate::spec::KernelSpec;
 
 /// Compilation target of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -58,6 +59,12 @@ impl Target {
             Target::Cubin { arch, specific: false } => arch / 10 == chip / 10 && arch <= chip,
             Target::Ptx { arch, specific: false } => arch <= chip,
         }
+    }
+
+    /// Whether the target's chip has the shared memory of a launch. PTX is for
+    /// later chips, too, which may have more.
+    pub fn has_room_for(self, spec: &KernelSpec) -> bool {
+        self.is_ptx() || arch::most_shared_of_chip(self.arch()).is_ok_and(|most| spec.shared_bytes() <= most)
     }
 
     /// Kernel variant that a machine of this architecture uses by default.

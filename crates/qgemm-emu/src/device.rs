@@ -16,7 +16,6 @@ use qgemm_hal::{
     HostStream, Stream, Variant,
 };
 
-use crate::chips;
 use crate::compile::Compiler;
 use crate::counters::KernelCounters;
 use crate::families;
@@ -58,9 +57,9 @@ pub(crate) struct EmuDevice {
 }
 
 impl EmuDevice {
-    /// Opens the device that emulates `variant`.
-    pub(crate) fn open(variant: Variant) -> Result<Arc<Self>, HalError> {
-        let info = chips::info(variant);
+    /// Opens a device that emulates `variant` and plans as the
+    /// chip `info`.
+    pub(crate) fn open(variant: Variant, info: DeviceInfo) -> Result<Arc<Self>, HalError> {
         let compiler = Compiler::get().map_err(|why| HalError::NoDevice { device: info.id.to_string(), why })?;
         Ok(Arc::new_cyclic(|this| Self {
             this: this.clone(),

@@ -31,12 +31,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use qgemm_cuda::KernelSpec;
-use qgemm_hal::{BufferRef, Device, DeviceInfo, HalError, Variant};
+use qgemm_hal::{BufferRef, Device, DeviceId, DeviceInfo, DeviceKind, Feature, HalError, Variant};
 
 pub use counters::{AccessSite, KernelCounters, Space, Traffic};
 pub use device::Geometry;
 pub use fault::{Fault, FaultKind};
 pub use machine::{Access, MOST_DIMENSIONS, Region, Swizzle, TensorMap};
+pub use qgemm_cuda::ChipNumbers;
 
 use compile::Compiler;
 use device::EmuDevice;
@@ -59,7 +60,23 @@ pub fn devices() -> Result<Vec<DeviceInfo>, HalError> {
 pub fn open(variant: u32) -> Result<Arc<dyn Device>, HalError> {
     let known = Variant::ALL.into_iter().find(|v| v.number() == variant);
     let unknown = || HalError::NoDevice { device: format!("emu:sm{variant}"), why: "there is no such variant".into() };
-    Ok(EmuDevice::open(known.ok_or_else(unknown)?)?)
+    let variant = known.ok_or_else(unknown)?;
+    Ok(EmuDevice::open(variant, chips::info(variant))?)
+}
+
+/// Opens a device that emulates the variant of a chip, and plans as on
+/// that chip.
+///
+/// # Errors
+/// [`HalError::NoDevice`] when no kernels or no working C++ compiler
+/// exist for it.
+pub fn describe(chip: &ChipNumbers<'_>) -> Result<Arc<dyn Device>, HalError> {
+    let absent = |why| HalError::NoDevice { device: chip.name.to_owned(), why };
+    let id = |ordinal| DeviceId { kind: DeviceKind::Emu, ordinal };
+    let info = chip.info(id(chip.arch)).map_err(absent)?;
+    let variant = info.variant.ok_or_else(|| absent("it has no kernel variant".to_owned()))?;
+    let features = [Feature::Emulated].into();
+    Ok(EmuDevice::open(variant, DeviceInfo { id: id(variant.number()), features, ..info })?)
 }
 
 /// Makes `device` count memory accesses, which slows it down.

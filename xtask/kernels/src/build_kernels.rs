@@ -166,7 +166,7 @@ fn jobs(selection: &Selection, targets: &[Target]) -> anyhow::Result<Vec<Job>> {
     for &target in targets {
         let variant = target.variant().map_err(anyhow::Error::msg)?;
         let mut specs = if selection.names_formats() { all_kernels(variant) } else { manifest(variant) };
-        specs.retain(|spec| selection.has(&spec.name));
+        specs.retain(|spec| selection.has(&spec.name) && target.has_room_for(spec));
         jobs.extend(specs.into_iter().map(|spec| Job { spec, target }));
     }
     Ok(jobs)
@@ -272,7 +272,8 @@ fn update_lock(version: &str, rows: &[Rows]) -> anyhow::Result<()> {
     let mut new = lock.clone();
     for Rows { target, rows } in rows {
         let variant = target.variant().map_err(anyhow::Error::msg)?;
-        new.update(version, *target, rows, &manifest(variant).into_iter().map(|spec| spec.name).collect());
+        let shipped = manifest(variant).into_iter().filter(|spec| target.has_room_for(spec));
+        new.update(version, *target, rows, &shipped.map(|spec| spec.name).collect());
     }
     for changed in new.write()? {
         println!("{} changed", changed.display());

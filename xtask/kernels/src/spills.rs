@@ -107,7 +107,7 @@ fn text(lock: &Lock, spills: impl Fn(&str, &KernelSpec, Target) -> anyhow::Resul
                 continue;
             }
             is_done = false;
-            for target in targets(lock, *variant)? {
+            for target in targets(lock, *variant)?.into_iter().filter(|target| target.has_room_for(spec)) {
                 if !spilling.contains(line) && spills(line, spec, target)? {
                     spilling.insert(line.clone());
                 }
@@ -134,7 +134,7 @@ fn in_lock(lock: &Lock, variant: Variant) -> anyhow::Result<Vec<Sha256Hash>> {
     let targets = targets(lock, variant)?;
     let fits = |spec: &KernelSpec, target: &Target| {
         let row = lock.targets.get(&target.to_string()).and_then(|rows| rows.get(&spec.name));
-        row.is_some_and(|row| row.spills == 0)
+        row.map_or(!target.has_room_for(spec), |row| row.spills == 0)
     };
     let listed = manifest(variant).into_iter().filter(|spec| targets.iter().all(|target| fits(spec, target)));
     Ok(listed.map(|spec| spec.key()).collect())

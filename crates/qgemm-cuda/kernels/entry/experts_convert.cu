@@ -1,5 +1,5 @@
-// MoE X prologue: converts X to the MMA's 16-bit type,
-// one CTA per row. It also stores the factor of each
+// MoE X prologue: converts X to the type that the product
+// multiplies, one CTA per row. It also stores the factor of each
 // product row: the inverse of the row's power of two,
 // times the given factor. The second read hits L1 or L2.
 #include "atoms/sync.cuh"
@@ -86,15 +86,19 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_experts_convert(cons
             st_global_u32(reinterpret_cast<u8*>(p.to_factors) + own, f32_to_bits(scale.inverse * beside));
         }
     }
-    u8* to = reinterpret_cast<u8*>(p.to) + row * p.to_row * 2;
+    u8* to = reinterpret_cast<u8*>(p.to) + row * p.to_row * D_BYTES;
 #pragma unroll 4
     for (u32 column = thread * GROUP; column < p.to_columns; column += QG_THREADS * GROUP) {
         float values[GROUP];
         load_columns(p, x, column, values);
-        u32 word[GROUP / 2];
+        u32 word[GROUP * D_BYTES / 4];
 #pragma unroll
-        for (u32 i = 0; i < GROUP / 2; i++)
-            word[i] = converted(values[i * 2] * scale.factor) | converted(values[i * 2 + 1] * scale.factor) << 16;
-        st_global_v4(to + (u64)column * 2, u32x4{word[0], word[1], word[2], word[3]});
+        for (u32 i = 0; i < GROUP * D_BYTES / 4; i++)
+            word[i] = D_BYTES == 4 ? converted(values[i])
+                                   : converted(values[i * 2 % GROUP] * scale.factor) |
+                                         converted(values[(i * 2 + 1) % GROUP] * scale.factor) << 16;
+#pragma unroll
+        for (u32 i = 0; i < GROUP * D_BYTES / 4; i += 4)
+            st_global_v4(to + (u64)column * D_BYTES + i * 4, u32x4{word[i], word[i + 1], word[i + 2], word[i + 3]});
     }
 }

@@ -68,7 +68,7 @@ pub fn ask_registers(variant: Variant, fits: &dyn Fn(String, KernelSpec) -> bool
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
+    use std::collections::{BTreeMap, BTreeSet};
 
     use super::*;
     use crate::source;
@@ -92,6 +92,17 @@ mod tests {
             }
             assert!((100..2700).contains(&specs.len()), "{variant}: {} kernels", specs.len());
             assert!(all_kernels(variant).len() > specs.len() + 100, "{variant}: rare formats have kernels");
+        }
+    }
+
+    #[test]
+    fn no_two_kernels_are_the_same_code() {
+        for variant in Variant::ALL {
+            let mut names = BTreeMap::new();
+            for spec in all_kernels(variant) {
+                let earlier = names.insert((spec.entry, spec.symbol, spec.prelude), spec.name.clone());
+                assert_eq!(earlier, None, "{variant} {}", spec.name);
+            }
         }
     }
 }

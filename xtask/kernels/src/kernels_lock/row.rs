@@ -34,7 +34,7 @@ impl Row {
             registers: resources.registers,
             spills: resources.spill_bytes,
             stack: resources.stack_bytes,
-            shared: resources.shared_bytes + dynamic_shared_bytes(&spec.prelude),
+            shared: resources.shared_bytes + spec.shared_bytes(),
             mma,
         }
     }
@@ -66,24 +66,5 @@ impl Row {
             other.push(format!("mma {a:?} -> {b:?}"));
         }
         (worse, other)
-    }
-}
-
-/// Dynamic shared memory of a launch, from the kernel's prelude.
-fn dynamic_shared_bytes(prelude: &str) -> u32 {
-    let value = prelude.lines().find_map(|line| line.strip_prefix("constexpr unsigned QG_SHARED_BYTES = "));
-    value.and_then(|v| v.trim_end_matches(';').parse().ok()).unwrap_or(0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn dynamic_shared_memory_is_read_from_the_prelude() {
-        let prelude =
-            "#define A 1\nconstexpr unsigned QG_THREADS = 128;\nconstexpr unsigned QG_SHARED_BYTES = 20512;\n";
-        assert_eq!(dynamic_shared_bytes(prelude), 20512);
-        assert_eq!(dynamic_shared_bytes(""), 0);
     }
 }

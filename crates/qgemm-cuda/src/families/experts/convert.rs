@@ -1,6 +1,6 @@
 //! Convert stage, the X prologue of MoE GEMM: converts X to the 16-bit type
-//! of the matrix instructions. f16 rows are scaled by powers of
-//! two, which row factors undo in the product.
+//! of the matrix instructions, or aligns its rows. f16 rows are scaled by
+//! powers of two, which row factors undo in the product.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -50,14 +50,30 @@ const fn kernel(x: DType, d: DType, row_factors: bool) -> ((DType, DType, bool),
 }
 
 /// Kernels by types and by whether rows have factors.
-static KERNELS: [((DType, DType, bool), StageKernel); 3] = [
+static KERNELS: [((DType, DType, bool), StageKernel); 7] = [
     kernel(DType::F32, DType::F16, true),
     kernel(DType::BF16, DType::F16, true),
     kernel(DType::F32, DType::BF16, false),
+    kernel(DType::F16, DType::F16, false),
+    kernel(DType::BF16, DType::BF16, false),
+    kernel(DType::F16, DType::F32, false),
+    kernel(DType::BF16, DType::F32, false),
 ];
 
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     KERNELS.iter().map(move |(_, kernel)| kernel.spec(variant))
+}
+
+/// Type in which the product multiplies X, and the conversion to it. `None`
+/// when X can be read in place.
+///
+/// Each expert may have an order of columns of its own. From Ampere on, only
+/// FMA kernels look columns up.
+fn multiplied(op: &CheckedExperts, x: &Dense, variant: Variant) -> Option<(DType, XPrologue)> {
+    match op.each.k_order && variant >= Variant::Sm80 {
+        true => (x.dtype != DType::F32).then_some((DType::F32, XPrologue::Convert { row_factors: false })),
+        false => x_prologue(&op.each, x, variant),
+    }
 }
 
 /// The convert stage, with its regions of the scratch memory.
@@ -79,7 +95,7 @@ impl ConvertStage {
     /// is read in place, or sizes overflow.
     pub fn of(op: &CheckedExperts, variant: Variant, bytes: usize) -> Option<Self> {
         let x = op.each.plain_x().ok()?;
-        let (dtype, prologue) = x_prologue(&op.each, &x, variant)?;
+        let (dtype, prologue) = multiplied(op, &x, variant)?;
         let XPrologue::Convert { row_factors } = prologue else { return None };
         let (_, kernel) = KERNELS.iter().find(|(types, _)| *types == (x.dtype, dtype, row_factors))?;
         let columns = op.each.k.checked_next_multiple_of(GROUP)?;

@@ -34,6 +34,10 @@ struct Gemm;
 #[derive(Debug)]
 struct Projection;
 
+/// Maximum tokens of `gemv` without matrix instructions, which is
+/// compute-bound beyond.
+const MOST_FMA_TOKENS: usize = 2;
+
 /// Kernels for these types, of `gemv` or of all other main loops.
 fn of_family(is_gemv: bool, op: &CheckedGemm, x: DType, variant: Variant) -> impl Iterator<Item = &'static Instance> {
     instances(op.format, x, variant).iter().filter(move |i| (i.main_loop.kind == MainLoopKind::Gemv) == is_gemv)
@@ -106,8 +110,11 @@ impl Family<CheckedGemm> for Gemv {
     fn configs(&self, op: &CheckedGemm, info: &DeviceInfo) -> Result<Vec<TileConfig>, Unsupported> {
         let (variant, x) = (variant_for_one(op, info)?, op.plain_x()?.dtype);
         let kernels = || of_family(true, op, x, variant);
-        let most = kernels().map(|i| i.tile_m as usize).max();
-        let serving = kernels().find(|i| i.tile_m as usize >= op.m);
+        let held = |i: &Instance| i.tile_m as usize;
+        // Without matrix instructions, two tiles of one token serve two.
+        let most_of = |i: &Instance| if i.types.engine.is_mma() { held(i) } else { held(i).max(MOST_FMA_TOKENS) };
+        let most = kernels().map(most_of).max();
+        let serving = kernels().find(|i| held(i) >= op.m).or_else(|| kernels().find(|i| most_of(i) >= op.m));
         let instance = serving.ok_or_else(|| unsupported_tokens(most.unwrap_or(0), op))?;
         check_shared(instance.shared_bytes, info)?;
         Ok(vec![instance.config_on(info)])

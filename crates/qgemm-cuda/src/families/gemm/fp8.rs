@@ -167,6 +167,7 @@ impl Fp8Product {
             return Vec::new();
         }
         let Some(layout) = PackedLayout::new(format, FragmentLayout::MmaM16) else { return Vec::new() };
+        let x = listed_as(x);
         let kernel =
             |tile| Fp8Kernel { product: self, format, x, variant, layout: layout.clone(), tile, experts: None };
         let fits =
@@ -200,6 +201,13 @@ fn takes_activations(x: XFormat, code: XCode) -> bool {
     let spans = |block: Option<usize>| block.is_none_or(|columns| columns == STAGE_K as usize);
     let scaled = |scale: Option<ScaleType>| scale.is_none_or(|scale| scale == ScaleType::F32);
     x.parts(false, None).is_some_and(|p| p.code == code && spans(p.block) && scaled(p.scale))
+}
+
+/// The first format with the codes and blocks of `x`. Kernels read one factor
+/// of all tokens as they read token scales, with a stride of 0.
+fn listed_as(x: XFormat) -> XFormat {
+    let product = |x: XFormat| x.parts(false, None).map(|parts| (parts.code, parts.block));
+    XFormat::ALL.into_iter().find(|&other| product(other) == product(x)).unwrap_or(x)
 }
 
 impl Fp8Kernel {

@@ -75,8 +75,8 @@ const fn tile(tile_m: u32, divisions: &'static [Division], efficiency: (u32, u32
 }
 
 const TILES: [Tile; 2] = [tile(8, &EIGHT_WARPS, (273, 920)), tile(16, &FOR_16, (273, 840))];
-/// For weights of up to six bits and many rows: a
-/// CTA reads no more weight bytes than activation bytes.
+/// For weights of up to six bits and many rows, on Hopper, where they were
+/// measured: a CTA reads no more weight bytes than activation bytes.
 const MANY_ROWS_TILES: [Tile; 2] = [tile(8, &MANY_ROWS, (242, 950)), tile(16, &MANY_ROWS, (258, 920))];
 /// For nested scales, which need instructions and registers beside their
 /// codes: eight warps per SM before sixteen, and four when shared
@@ -151,8 +151,8 @@ fn listed(types: &Types, beside: Beside, fits_registers: FitsRegisters<'_>) -> V
     let (tiles, many_rows): (&[_], &[_]) = match (types.has_nested_scales(), types.is_narrow()) {
         (true, _) if has_large_table => (&NESTED_LOOKUP_TILES, &NESTED_LOOKUP_MANY_ROWS_TILES),
         (true, _) => (&NESTED_TILES, &NESTED_MANY_ROWS_TILES),
-        (false, true) => (&TILES, &MANY_ROWS_TILES),
-        (false, false) => (&TILES, &[]),
+        (false, true) if types.variant == Variant::Sm90 => (&TILES, &MANY_ROWS_TILES),
+        (false, _) => (&TILES, &[]),
     };
     tiles.iter().chain(many_rows).filter_map(instance).collect()
 }
@@ -168,7 +168,11 @@ fn fewest_stages(types: &Types, division: &Division) -> u32 {
 /// On Hopper the MoE-only kernels are faster, and
 /// `wgmma` serves 16 rows, too.
 fn experts_tiles(types: &Types) -> &'static [u32] {
-    if types.variant == Variant::Sm90 && has_own_for_experts(types) { &[] } else { &[8, 16] }
+    match types.variant == Variant::Sm90 {
+        true if has_own_for_experts(types) => &[],
+        true => &[8],
+        false => &[8, 16],
+    }
 }
 
 fn has_own_for_experts(types: &Types) -> bool {

@@ -1,7 +1,7 @@
 //! `gemv` main loop for few tokens. Memory-bound: a CTA has one
 //! row tile, and its warps split K.
 
-use qgemm_formats::Encoding;
+use qgemm_formats::{DType, Encoding};
 use qgemm_hal::{Schedule, Variant};
 
 use super::super::prelude::Prelude;
@@ -32,12 +32,14 @@ const X_BYTES: u32 = 16 * 1024;
 
 /// Supported token tiles. Matrix instructions take eight tokens for the
 /// price of one; FMA is compute-bound beyond two.
-fn token_tiles(engine: Engine, variant: Variant) -> &'static [u32] {
-    match engine {
+fn token_tiles(types: &Types) -> &'static [u32] {
+    match (types.engine, types.x) {
         // From two tokens on, the sliced-K kernels of `gemm` are faster.
-        Engine::Mma(_) if variant >= Variant::Sm80 => &[1],
-        Engine::Mma(_) => &[1, 2, 8],
-        Engine::Fma => &[1, 2],
+        (Engine::Mma(_), _) if types.variant >= Variant::Sm80 => &[1],
+        (Engine::Mma(_), _) => &[1, 8],
+        (Engine::Fma, DType::F16) => &[1, 2],
+        // Few products are that exact. Two tokens take two tiles.
+        (Engine::Fma, _) => &[1],
     }
 }
 
@@ -46,12 +48,26 @@ fn instances(types: &Types, _: FitsRegisters<'_>) -> Vec<Instance> {
     // `gemm`, whose smallest tile also slices K.
     let engine = if types.variant == Variant::Sm70 { Engine::Fma } else { types.engine };
     let types = Types { engine, ..types.clone() };
-    token_tiles(engine, types.variant).iter().map(|&tile_m| instance(&types, tile_m)).collect()
+    token_tiles(&types).iter().map(|&tile_m| instance(&types, tile_m)).collect()
 }
 
-/// MoE kernel: the widest tile that costs a row no
-/// more than a narrow one.
-pub(in crate::families) fn for_experts(types: &Types) -> Instance {
+/// MoE kernel: the widest tile that costs a row
+/// no more than a narrow one.
+///
+/// `None` when other main loops serve X. From Ampere
+/// on, unaligned and permuted rows are converted first.
+/// For nested scales, other main loops lack shared
+/// memory on GeForce chips of Ampere.
+pub(in crate::families) fn for_experts(types: &Types) -> Option<Instance> {
+    let is_needed = match types.x {
+        DType::F32 => true,
+        DType::F16 if types.variant < Variant::Sm80 => true,
+        _ => types.variant == Variant::Sm80 && types.has_nested_scales(),
+    };
+    is_needed.then(|| of_experts(types))
+}
+
+fn of_experts(types: &Types) -> Instance {
     let engine = if types.variant == Variant::Sm70 { Engine::Fma } else { types.engine };
     let types = Types { engine, ..types.clone() };
     let kernel = instance(&types, if engine.is_mma() { 8 } else { 2 });
@@ -64,11 +80,12 @@ pub(in crate::families) fn for_experts(types: &Types) -> Instance {
     Instance { ctas_per_sm: kernel.ctas_per_sm.min(most), ..kernel }
 }
 
-/// Kernels with a fused norm and output segments. From Ampere on,
-/// another main loop serves one 16-bit token, and f32 is
-/// normalized by a separate launch.
+/// Kernels with a fused norm and output segments, for
+/// f16. From Ampere on, another main loop serves one
+/// 16-bit token. Other types are normalized by a
+/// separate launch.
 fn for_projections(types: &Types, fits: FitsRegisters<'_>) -> Vec<Instance> {
-    if types.variant >= Variant::Sm80 {
+    if types.variant >= Variant::Sm80 || types.x != DType::F16 {
         return Vec::new();
     }
     let engine = if types.variant == Variant::Sm70 { Engine::Fma } else { types.engine };
@@ -79,7 +96,7 @@ fn for_projections(types: &Types, fits: FitsRegisters<'_>) -> Vec<Instance> {
         let most = if types.variant == Variant::Sm70 { 3 } else { kernel.ctas_per_sm };
         Instance { ctas_per_sm: kernel.ctas_per_sm.min(most), ..kernel }
     };
-    token_tiles(engine, types.variant).iter().map(with_own).filter(fits).collect()
+    token_tiles(&types).iter().map(with_own).filter(fits).collect()
 }
 
 fn instance(types: &Types, tile_m: u32) -> Instance {

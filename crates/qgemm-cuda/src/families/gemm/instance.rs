@@ -25,8 +25,8 @@ pub(crate) struct InstanceLists {
     /// (`sched/experts.cuh`); empty without MoE support.
     pub experts_tiles: fn(&Types) -> &'static [u32],
     /// MoE-only kernels, for many small products instead of one large one.
-    /// A kernel with the token tile of one of `instances` and
-    /// more rows of W replaces it; others are added.
+    /// A kernel with the token tile of one of `instances`
+    /// replaces it; others are added.
     pub for_experts: fn(&Types) -> Vec<Instance>,
     /// Kernels that write output segments, beside the token tiles
     /// of [`MainLoop::segments`].

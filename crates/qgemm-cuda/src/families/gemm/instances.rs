@@ -117,11 +117,10 @@ pub(crate) fn instances_for_experts(
 ) -> Vec<Instance> {
     let of_loop = |types: &Types, main_loop: &InstanceLists| {
         let mut all: Vec<Instance> = (main_loop.for_experts)(types).into_iter().filter(|own| fits(own)).collect();
-        let first = |tile_m| narrowed_first(types, main_loop, tile_m, fits);
-        let firsts: Vec<_> = (main_loop.experts_tiles)(types).iter().filter_map(|&tile_m| first(tile_m)).collect();
-        let is_replaced = |i: &Instance| all.iter().any(|own| own.tile_m == i.tile_m && own.tile_n > i.tile_n);
-        let kept: Vec<_> = firsts.into_iter().filter(|instance| !is_replaced(instance)).collect();
-        all.extend(kept);
+        let is_served = |tile_m: &&u32| all.iter().any(|own| own.tile_m == **tile_m);
+        let tiles = (main_loop.experts_tiles)(types).iter().filter(|tile_m| !is_served(tile_m));
+        let firsts: Vec<_> = tiles.filter_map(|&tile_m| narrowed_first(types, main_loop, tile_m, fits)).collect();
+        all.extend(firsts);
         all
     };
     let types = Types::new(format, x, variant);

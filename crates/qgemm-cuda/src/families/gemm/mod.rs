@@ -60,9 +60,11 @@ pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     let of_x = move |format| DType::ALL.into_iter().flat_map(move |x| instances(format, x, variant));
     let instances = Format::all().flat_map(of_x);
     let instances = instances.chain(Format::all().flat_map(move |format| of_planes(format, variant)));
-    let fp8 = Format::all()
-        .flat_map(move |format| XFormat::ALL.into_iter().flat_map(move |x| fp8_kernels(format, x, variant)))
-        .map(|kernel| kernel.spec());
+    // A kernel that serves several formats of X is listed with the first.
+    let fp8_of =
+        move |(format, x)| fp8_kernels(format, x, variant).into_iter().filter(move |i| i.config().x_format == x);
+    let of_quantized_x = |format| XFormat::ALL.into_iter().map(move |x| (format, x));
+    let fp8 = Format::all().flat_map(of_quantized_x).flat_map(fp8_of).map(|kernel| kernel.spec());
     let block_scaled = Format::all()
         .flat_map(move |format| XFormat::ALL.into_iter().flat_map(move |x| block_scaled_kernels(format, x, variant)))
         .map(|kernel| kernel.spec());

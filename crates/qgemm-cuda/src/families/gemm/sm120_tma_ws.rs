@@ -49,13 +49,8 @@ const RINGS: [(u32, u32); 5] = [(6, STAGED), (5, STAGED), (4, STAGED), (3, STAGE
 
 /// Tiles for Blackwell's 100 KiB: for each token count, the first
 /// that fits. `gemm_sliced_k` serves up to 16 tokens.
-const TILES: [Tile; 5] = [
-    tile(32, 8, (460, 560)),
-    tile(64, 8, (640, 500)),
-    tile(64, 4, (510, 450)),
-    tile(128, 8, (760, 450)),
-    tile(128, 4, (620, 450)),
-];
+const TILES: [Tile; 4] =
+    [tile(64, 8, (640, 500)), tile(64, 4, (510, 450)), tile(128, 8, (760, 450)), tile(128, 4, (620, 450))];
 /// On Hopper `wgmma` is faster. This tile exists for
 /// testing, and f16 suffices for that.
 const HOPPER_TILES: [Tile; 1] = [tile(128, 8, (490, 450))];

@@ -68,8 +68,8 @@ static TILES: [Tile; 3] = [tile(32, 8, 6, (345, 560)), tile(64, 8, 4, (545, 500)
 /// Large tiles with minimal rings and staging, for formats whose regular
 /// tiles exceed 100 KiB (RTX 3090, RTX 4090) or the registers.
 static LOW_SMEM_TILES: [Tile; 2] = [low_smem_tile(64, 8, (440, 450)), low_smem_tile(128, 8, (670, 420))];
-/// For few features, and for formats whose larger
-/// tiles exceed 100 KiB.
+/// For formats whose larger tiles exceed 100 KiB, and on Ada, whose many SMs
+/// leave few features to each.
 static SMALL_TILES: [Tile; 1] = [tile(64, 4, 3, (330, 400))];
 
 fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> {
@@ -91,7 +91,14 @@ fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> 
         kernels(tile).find(|low| is_wanted(low) && fits_registers(low))
     });
     let low_smem: Vec<_> = low_smem.collect();
-    large.into_iter().flatten().chain(low_smem).chain(SMALL_TILES.iter().filter_map(best)).collect()
+    let mut all: Vec<_> = large.into_iter().flatten().chain(low_smem).collect();
+    let is_wanted = |tile: &Tile| {
+        let mut larger = all.iter().filter(|i| i.tile_m == tile.tile_m && fits_all(i));
+        types.variant == Variant::Sm89 || larger.next().is_none()
+    };
+    let small: Vec<_> = SMALL_TILES.iter().filter(|tile| is_wanted(tile)).filter_map(best).collect();
+    all.extend(small);
+    all
 }
 
 impl Tile {

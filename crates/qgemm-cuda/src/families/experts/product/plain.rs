@@ -62,7 +62,7 @@ fn list((format, x, variant): Key, fits: &dyn Fn(&Instance) -> bool) -> Vec<Inst
         let narrowed = narrowed(instance);
         narrowed.shared_bytes <= arch::most_shared(variant) && fits(&narrowed)
     };
-    let mut all: Vec<Instance> = Types::new(format, x, variant).iter().map(for_experts).collect();
+    let mut all: Vec<Instance> = Types::new(format, x, variant).iter().filter_map(for_experts).collect();
     for instance in instances_for_experts(format, x, variant, &fits) {
         // Main loops that need no check for a single weight may
         // exceed the registers with experts.
