@@ -70,6 +70,19 @@ fn logits_of(ctx: &Context, path: &Path, options: PlanOptions) -> Result<[Vec<f3
     Ok([run(prompt, &[(&TOKENS, TOKENS.len() as u32)])?, run(options, &one_by_one)?])
 }
 
+/// One device, where two ranks have one each; otherwise the test is
+/// skipped there.
+fn device_of_ranks(test: &str, device: &str) -> Option<Arc<Context>> {
+    let last = if device == "cuda:0" { "cuda:1" } else { device };
+    qgemm_testkit::open_or_skip(test, last)?;
+    qgemm_testkit::open_or_skip(test, device)
+}
+
+/// Devices whose ranks add in one order.
+fn has_fixed_order(device: &str) -> bool {
+    matches!(device, "cpu" | "cuda:0")
+}
+
 /// Runs `work` on every rank, each in a thread that owns its
 /// context.
 fn on_ranks<T: Send>(ranks: Vec<Context>, work: impl Fn(Context) -> T + Sync) -> Vec<T> {
@@ -115,16 +128,10 @@ fn two_ranks_have_the_logits_of_one_device() {
     let test = "two_ranks_have_the_logits_of_one_device";
     let folder = Folder::new();
     let models = models(&folder);
-    for device in ["cpu", "emu:sm80", "wgpu:0"] {
-        let one = match Context::open(device) {
-            Ok(ctx) => ctx,
-            Err(why) => {
-                qgemm_testkit::skipped(test, &format!("on {device}: {why}"));
-                continue;
-            }
-        };
+    for device in ["cpu", "emu:sm80", "wgpu:0", "cuda:0"] {
+        let Some(one) = device_of_ranks(test, device) else { continue };
         // Shaders and emulated kernels compile for seconds.
-        let count = if device == "cpu" { models.len() } else { 1 };
+        let count = if has_fixed_order(device) { models.len() } else { 1 };
         for path in &models[..count] {
             let name = path.file_stem().expect("a name").to_string_lossy();
             let whole = logits(&one, path).expect("it runs");
@@ -137,7 +144,7 @@ fn two_ranks_have_the_logits_of_one_device() {
             for (got, wanted) in ranks[0].iter().zip(&whole) {
                 assert!(loss(got, wanted) < 1e-5, "{name} on {device}: {}", loss(got, wanted));
             }
-            if device == "cpu" {
+            if has_fixed_order(device) {
                 assert_eq!(run(), ranks, "{name}: every run has the same bits");
             }
         }
@@ -165,14 +172,8 @@ fn ranks_with_whole_experts_have_the_logits_of_one_device() {
     let test = "ranks_with_whole_experts_have_the_logits_of_one_device";
     let folder = Folder::new();
     let path = folder.model("qwen3moe", &uneven_experts());
-    for (device, worlds) in [("cpu", &[2, 4][..]), ("emu:sm80", &[2]), ("wgpu:0", &[2])] {
-        let one = match Context::open(device) {
-            Ok(ctx) => ctx,
-            Err(why) => {
-                qgemm_testkit::skipped(test, &format!("on {device}: {why}"));
-                continue;
-            }
-        };
+    for (device, worlds) in [("cpu", &[2, 4][..]), ("emu:sm80", &[2]), ("wgpu:0", &[2]), ("cuda:0", &[2])] {
+        let Some(one) = device_of_ranks(test, device) else { continue };
         let whole = logits_by_expert(&one, &path).expect("it runs");
         for &world in worlds {
             let run = || {
@@ -184,7 +185,7 @@ fn ranks_with_whole_experts_have_the_logits_of_one_device() {
             for (got, wanted) in ranks[0].iter().zip(&whole) {
                 assert!(loss(got, wanted) < 1e-10, "{device}, {world} ranks: {}", loss(got, wanted));
             }
-            if device == "cpu" {
+            if has_fixed_order(device) {
                 assert_eq!(run(), ranks, "every run has the same bits");
             }
         }

@@ -61,7 +61,18 @@ fn outcomes(model: &LanguageModel) -> Vec<Vec<u32>> {
 
 #[test]
 fn two_ranks_generate_the_tokens_of_one_device() {
-    let one = Context::open("cpu").expect("always there");
+    for device in ["cpu", "cuda:0"] {
+        // Two GPUs, of which the second may be missing.
+        let last = if device == "cpu" { device } else { "cuda:1" };
+        if qgemm_testkit::open_or_skip("two_ranks_generate_the_tokens_of_one_device", last).is_some() {
+            compare_with_one(device);
+        }
+    }
+}
+
+fn compare_with_one(device: &str) {
+    let one = Context::open(device).expect("it is there");
+    let ranks = || Context::open_ranks(device, 2, LIMIT).expect("two ranks");
     let moe = Recipe { architecture: "qwen3moe", head_norms: true, experts: true, ..LLAMA };
     let qwen2 = Recipe { architecture: "qwen2", formats: ["q4_0", "q5_1"], qkv_bias: true, ..LLAMA };
     for recipe in [LLAMA, moe, qwen2, GEMMA3, GPT_OSS] {

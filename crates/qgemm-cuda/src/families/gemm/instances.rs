@@ -13,6 +13,7 @@ use super::{
     sm90_bulk_sliced_k, sm90_bulk_stream, sm90_s8_groups_wgmma_ws, sm90_w4a8_wgmma_ws, sm90_wgmma_ws, sm120_tma_ws,
     spills,
 };
+use crate::arch::most_shared;
 
 /// The kernels of every main loop that dequantizes W. A new
 /// instruction set adds its file here.
@@ -107,8 +108,10 @@ fn list((format, x, variant): Key, fits_registers: FitsRegisters<'_>) -> Vec<Ins
 
 /// MoE kernels for these types: the MoE-only kernels of main loops,
 /// and, for each main loop and token tile, the first kernel
-/// that no MoE-only kernel replaces. `fits` must hold for all of
-/// them, with and without narrowing to an expert.
+/// that no MoE-only kernel replaces. Where only an A100 has the
+/// shared memory for it, another follows for the variant's other
+/// chips. `fits` must hold for all of them, with and without
+/// narrowing to an expert.
 pub(crate) fn instances_for_experts(
     format: Format,
     x: DType,
@@ -119,7 +122,14 @@ pub(crate) fn instances_for_experts(
         let mut all: Vec<Instance> = (main_loop.for_experts)(types).into_iter().filter(|own| fits(own)).collect();
         let is_served = |tile_m: &&u32| all.iter().any(|own| own.tile_m == **tile_m);
         let tiles = (main_loop.experts_tiles)(types).iter().filter(|tile_m| !is_served(tile_m));
-        let firsts: Vec<_> = tiles.filter_map(|&tile_m| narrowed_first(types, main_loop, tile_m, fits)).collect();
+        let fits_all = |i: &Instance| variant != Variant::Sm80 || i.shared_bytes <= most_shared(Variant::Sm89);
+        let firsts = tiles.flat_map(|&tile_m| {
+            let first = narrowed_first(types, main_loop, tile_m, &|_| true, fits);
+            let is_large = first.as_ref().is_some_and(|first| !fits_all(first));
+            let smaller = || narrowed_first(types, main_loop, tile_m, &fits_all, fits);
+            [first, is_large.then(smaller).flatten()]
+        });
+        let firsts: Vec<_> = firsts.flatten().collect();
         all.extend(firsts);
         all
     };
@@ -128,16 +138,23 @@ pub(crate) fn instances_for_experts(
 }
 
 /// The first kernel of a main loop with this token tile that
-/// `fits` with and without narrowing to an expert.
-fn narrowed_first(types: &Types, main_loop: &InstanceLists, tile_m: u32, fits: FitsRegisters<'_>) -> Option<Instance> {
+/// `has_room`, and `fits` with and without narrowing to an expert.
+fn narrowed_first(
+    types: &Types,
+    main_loop: &InstanceLists,
+    tile_m: u32,
+    has_room: &dyn Fn(&Instance) -> bool,
+    fits: FitsRegisters<'_>,
+) -> Option<Instance> {
     // Narrowing the problem to one expert takes registers (`kernels.lock`).
     let narrowed = |instance: &Instance| Instance { ctas_per_sm: instance.ctas_per_sm.min(2), ..instance.clone() };
     // Main loops that never spill list their kernels unasked.
     let unasked = (main_loop.instances)(types, &|_| false);
-    if let Some(instance) = unasked.iter().find(|instance| instance.tile_m == tile_m) {
+    if let Some(instance) = unasked.iter().find(|instance| instance.tile_m == tile_m && has_room(instance)) {
         return Some(narrowed(instance));
     }
-    let fits = |instance: &Instance| spills::fits_registers(instance) && fits(&narrowed(instance));
+    let fits =
+        |instance: &Instance| has_room(instance) && spills::fits_registers(instance) && fits(&narrowed(instance));
     main_loop.first_of_tokens(types, tile_m, &fits).map(|instance| narrowed(&instance))
 }
 
