@@ -95,11 +95,13 @@ mod tests {
         }
     }
 
+    /// Kernels that pack or read rows have a name for each format, and may be the same.
     #[test]
-    fn no_two_kernels_are_the_same_code() {
+    fn no_two_products_are_the_same_code() {
         for variant in Variant::ALL {
             let mut names = BTreeMap::new();
-            for spec in all_kernels(variant) {
+            let is_product = |spec: &KernelSpec| ["gemm:", "experts:"].iter().any(|op| spec.name.starts_with(op));
+            for spec in all_kernels(variant).into_iter().filter(is_product) {
                 let earlier = names.insert((spec.entry, spec.symbol, spec.prelude), spec.name.clone());
                 assert_eq!(earlier, None, "{variant} {}", spec.name);
             }
