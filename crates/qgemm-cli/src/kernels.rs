@@ -29,7 +29,7 @@ pub struct Args {
     /// Only these weight formats (default: all that are not rare).
     #[arg(long, num_args = 1..)]
     format: Vec<Format>,
-    /// A kernel earns its place if it comes within this share of the best.
+    /// Count a kernel as earning if its time is within this share of the best on some problem.
     #[arg(long, value_name = "SHARE", default_value_t = 0.03)]
     within: f64,
     /// Also say how much slower the choices are without the kernels whose
@@ -47,11 +47,12 @@ struct KernelRow {
     /// Kernel identity; of a tile, up to its weight formats and what
     /// follows from these.
     kernel: String,
-    /// Kernels, and those that earn their place.
+    /// Number of kernels, and of those near enough to the best
+    /// of some problem.
     kernels: usize,
     earning: usize,
-    /// Problems that it serves, that choose it, and that nothing else
-    /// serves.
+    /// Problems that the kernel serves, whose plan chooses it, and
+    /// that no other kernel serves.
     offered: usize,
     chosen: usize,
     alone: usize,
@@ -185,7 +186,8 @@ fn loss(chip: &str, tally: &Tally) -> LossRow {
     }
 }
 
-/// Rows of all kernels on all chips, or of all tiles.
+/// One row for each kernel, with the problems of all chips; without
+/// `--all`, one for each tile.
 fn rows(args: &Args, tallies: &[Tally]) -> Vec<KernelRow> {
     let mut kernels = BTreeMap::<&str, KernelRow>::new();
     for stats in tallies.iter().flat_map(|tally| &tally.stats) {

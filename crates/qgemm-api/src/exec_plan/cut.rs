@@ -25,7 +25,8 @@ impl PlannedWeight {
         whole.into_iter().zip(&self.shards).map(part).collect()
     }
 
-    /// Experts that the rank has, where these are not all.
+    /// Ids of the experts that this rank holds; `None` if it holds
+    /// all of them.
     pub(super) fn local_experts(&self) -> Result<Option<Range<usize>>, Error> {
         let Some(experts) = self.experts else { return Ok(None) };
         match self.shard_of_experts()? {

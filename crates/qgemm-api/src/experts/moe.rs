@@ -123,9 +123,10 @@ impl Moe {
     /// Expert parallelism: the layer has the experts from `first` on of `experts` in all, as
     /// [`HostExperts::shard_experts`](crate::HostExperts::shard_experts) cuts them.
     ///
-    /// Logits are those of all experts. D has the slots of local experts, and 0 for a token without any;
-    /// the sum over ranks is the layer. A residual, or a shared expert of other shape, is added by
-    /// one of them. Only for [routed](Moe::routed) layers; biases are those of local experts.
+    /// Logits cover all experts. D is the weighted sum over a token's local experts, and 0 for a token
+    /// that has none. The D of all ranks add up to the layer's result, so exactly one rank adds a
+    /// residual, or a shared expert of another shape. Biases are those of local experts. Only for
+    /// [routed](Moe::routed) layers.
     pub fn local(mut self, first: usize, experts: usize) -> Self {
         self.local = Some((first, experts));
         self

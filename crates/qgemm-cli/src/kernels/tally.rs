@@ -1,4 +1,5 @@
-//! [`Tally`]: candidates of the grid's problems on one chip.
+//! [`Tally`]: how often each kernel is offered and chosen, over the
+//! problems of the grid on one chip.
 
 use std::collections::HashMap;
 

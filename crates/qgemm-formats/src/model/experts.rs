@@ -76,7 +76,8 @@ impl Model {
         self.interleaved_experts_in(name, None)
     }
 
-    /// [`Model::interleaved_experts`] with these ids alone; all by default.
+    /// [`Model::interleaved_experts`] of the experts with these ids;
+    /// without ids, of all experts.
     ///
     /// # Errors
     /// As [`Model::interleaved_experts`] and [`Model::experts_in`].
