@@ -448,13 +448,17 @@ fn what_stands_between_products_runs_in_the_arena_of(ctx: &Context) {
     }
     put(&mut arena, "blk.0.v", &DType::F16.encode(&v));
     put(&mut arena, "kv_lengths", &[1u32.to_le_bytes(); BATCH].concat());
-    for role in ["q", "k"] {
-        let norm = format!("blk.0.attn_{role}_norm");
-        loaded.run(&stream, &norm, &mut arena, OpWeights::default().gamma(&gamma(&norm))).expect("in place");
-    }
     let q = read(&arena, "blk.0.q");
-    loaded.run(&stream, "blk.0.kv_append", &mut arena, OpWeights::default()).expect("planned");
-    assert_eq!(read(&arena, "blk.0.q"), q, "position 0 turns nothing");
+    let [of_q, of_k] = ["q", "k"].map(|role| gamma(&format!("blk.0.attn_{role}_norm")));
+    let of_heads = OpWeights::default().head_gammas(&of_q, &of_k);
+    loaded.run(&stream, "blk.0.kv_append", &mut arena, of_heads).expect("planned");
+    // Position 0 turns nothing.
+    let of_gamma = model.dense("blk.0.attn_q_norm").expect("there").to_f32();
+    for (head, got) in q.chunks(HEAD_DIM).zip(read(&arena, "blk.0.q").chunks(HEAD_DIM)) {
+        let root = (head.iter().map(|x| x * x).sum::<f32>() / HEAD_DIM as f32 + 1e-5).sqrt();
+        let is_near = |((x, gamma), got): ((&f32, &f32), &f32)| (x / root * gamma - got).abs() < 4e-3;
+        assert!(head.iter().zip(&of_gamma).zip(got).all(is_near), "{head:?} {got:?}");
+    }
     loaded.run(&stream, "blk.0.attn", &mut arena, OpWeights::default()).expect("planned");
     let attended = read(&arena, "blk.0.attn");
     let (v, cache) = (DType::F16.decode(&DType::F16.encode(&v)), read(&arena, "blk.0.v_cache"));
@@ -466,6 +470,6 @@ fn what_stands_between_products_runs_in_the_arena_of(ctx: &Context) {
             assert!(got.iter().zip(&v[of_v..]).all(|(got, v)| (got - v).abs() < 1e-3), "{got:?}");
         }
     }
-    let missing = loaded.run(&stream, "blk.0.attn_q_norm", &mut arena, OpWeights::default());
-    assert!(matches!(missing, Err(Error::MissingWeight { what: "gamma", .. })), "{missing:?}");
+    let missing = loaded.run(&stream, "blk.0.kv_append", &mut arena, OpWeights::default());
+    assert!(matches!(missing, Err(Error::MissingWeight { what: "gammas of heads", .. })), "{missing:?}");
 }

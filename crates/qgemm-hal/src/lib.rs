@@ -57,7 +57,7 @@ pub use op::gemm::{
     XPlanes, XPrecision, XPrologue, XRegion,
 };
 pub use op::indexer::{IndexerKeys, IndexerResult, IndexerRows, IndexerStep};
-pub use op::kv_append::{CheckedRotary, KvAppendStep, RotaryAngles, RotaryPairs};
+pub use op::kv_append::{CheckedRotary, HeadNorm, KvAppendStep, RotaryAngles, RotaryPairs};
 pub use op::listed_slots::ListedSlots;
 pub use op::matmul::{BatchedDense, FactorFormat, MatmulLayout};
 pub use op::norm::{AddedResidual, GateFunction, NormFunction, NormGate, NormKind, QuantizedD, XOverwrite};

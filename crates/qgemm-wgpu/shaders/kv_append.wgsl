@@ -1,7 +1,7 @@
 // Rotary embedding and KV-cache append: STEP selects queries in
 // place, or new keys or values to the cache. This file locates
 // heads of tokens and their rotation; `kv_append_plain.wgsl`,
-// `kv_append_codes.wgsl` or `kv_append_hadamard.wgsl` follows. Indices are clamped: no content
+// `kv_append_codes.wgsl` or `kv_append_heads.wgsl` follows. Indices are clamped: no content
 // of offsets, lengths or tables makes an access go out of bounds.
 
 struct Params {
@@ -23,7 +23,7 @@ struct Params {
     block_table_base: u32,
     positions_base: u32,
     angles_base: u32,  // of cosines, or of frequency words
-    sines_base: u32,
+    sines_or_gamma_base: u32,
     scales_base: u32,  // of head factors, or of block scales
 }
 
@@ -35,7 +35,8 @@ var<immediate> p: Params;
 @group(0) @binding(3) var<storage, read> block_table: array<u32>;
 @group(0) @binding(4) var<storage, read> positions: array<u32>;
 @group(0) @binding(5) var<storage, read> angles: array<u32>;  // cosines, or frequencies (low word first)
-@group(0) @binding(6) var<storage, read> sines: array<f32>;
+// Sines; of normalized heads gamma, as no angle comes from tables then.
+@group(0) @binding(6) var<storage, read> sines_or_gamma: array<u32>;
 @group(0) @binding(7) var<storage, read_write> written: array<atomic<u32>>;
 
 const IN_PLACE: u32 = 0u;
@@ -72,7 +73,8 @@ fn cos_sin(turns: u32) -> vec2<f32> {
 fn angle_of(pair: u32, position: u32) -> vec2<f32> {
     if (TABLES) {
         let at = position * p.table_row + pair;
-        return vec2<f32>(bitcast<f32>(angles[p.angles_base + at]) * p.amplitude, sines[p.sines_base + at] * p.sine_amplitude);
+        let sine = bitcast<f32>(sines_or_gamma[p.sines_or_gamma_base + at]);
+        return vec2<f32>(bitcast<f32>(angles[p.angles_base + at]) * p.amplitude, sine * p.sine_amplitude);
     }
     let low = angles[p.angles_base + 2u * pair];
     let high = angles[p.angles_base + 2u * pair + 1u];

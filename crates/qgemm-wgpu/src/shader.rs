@@ -21,11 +21,11 @@ use texts::{
     ATTENTION_PLAIN, ATTENTION_ROW_END, CODEBOOK, CONVERT, CONVERT_PARAMS, DEQUANTIZE, E4M3, E5M2, EPILOGUE,
     EXPERTS_CHECK, EXPERTS_COMBINE, EXPERTS_GATHER, EXPERTS_PARAMS, EXPONENTIAL, GEMM_SUM, HALF_OF, HALVES,
     INDEXER_CHOOSE, INDEXER_PARAMS, INDEXER_SCORE, INTEGER, INTEGER_BYTES, KV_APPEND, KV_APPEND_BLOCKS,
-    KV_APPEND_BYTES, KV_APPEND_CODES, KV_APPEND_ELEMENTS, KV_APPEND_FACTOR, KV_APPEND_HADAMARD, KV_APPEND_PLAIN,
-    KV_CODES, MODES, NORM, NORM_D, NORM_D_PARAMS, NORM_PARAMS, NORM_PLANES, NORM_PLANES_PARAMS, NORM_WRITTEN, NUMBERS,
-    OPERANDS, OPTIMIZER, PACKED, PARAMS, PART_OF_K, PLAIN, QUANTIZE_CODES, ROUTING_COUNT, ROUTING_LISTS,
-    ROUTING_PARAMS, ROUTING_SCAN, ROUTING_SCATTER, ROUTING_TOP_K, ROWS_BESIDE, ROWS_OF_TILES, SCALE, SCALE_AND_MIN,
-    STORE, STORE_VECTORS, STORE_WORDS, TWO_FACTORS, WHOLE_K, X,
+    KV_APPEND_BYTES, KV_APPEND_CODES, KV_APPEND_ELEMENTS, KV_APPEND_FACTOR, KV_APPEND_HEADS, KV_APPEND_PLAIN, KV_CODES,
+    MODES, NORM, NORM_D, NORM_D_PARAMS, NORM_PARAMS, NORM_PLANES, NORM_PLANES_PARAMS, NORM_WRITTEN, NUMBERS, OPERANDS,
+    OPTIMIZER, PACKED, PARAMS, PART_OF_K, PLAIN, QUANTIZE_CODES, ROUTING_COUNT, ROUTING_LISTS, ROUTING_PARAMS,
+    ROUTING_SCAN, ROUTING_SCATTER, ROUTING_TOP_K, ROWS_BESIDE, ROWS_OF_TILES, SCALE, SCALE_AND_MIN, STORE,
+    STORE_VECTORS, STORE_WORDS, TWO_FACTORS, WHOLE_K, X,
 };
 pub(crate) use texts::{
     ATTENTION_TEXTS, CONVERT_TEXTS, DEQUANTIZE_TEXTS, ENTRY, EXPERTS_ENTRY, EXPERTS_TEXTS, INDEXER_TEXTS,
@@ -267,12 +267,12 @@ pub(crate) fn compose_attention_combine(words: &[(&'static str, u32)], choices: 
 }
 
 /// The `kv_append` shader with these constants, for a
-/// cache with this scaling, with or without a Hadamard rotation.
+/// cache with this scaling, with or without whole heads in workgroups.
 pub(crate) fn compose_kv_append(
     words: &[(&'static str, u32)],
     choices: &[(&'static str, bool)],
     numbers: KvNumbers,
-    has_hadamard: bool,
+    has_whole_heads: bool,
 ) -> Shader {
     let stores: &[&str] = match numbers {
         KvNumbers::Plain => &[KV_APPEND_ELEMENTS],
@@ -280,7 +280,7 @@ pub(crate) fn compose_kv_append(
         KvNumbers::Blocks => &[KV_CODES, KV_APPEND_BLOCKS, KV_APPEND_BYTES],
     };
     let main = match numbers {
-        _ if has_hadamard => KV_APPEND_HADAMARD,
+        _ if has_whole_heads => KV_APPEND_HEADS,
         KvNumbers::Plain => KV_APPEND_PLAIN,
         KvNumbers::Factors | KvNumbers::Blocks => KV_APPEND_CODES,
     };

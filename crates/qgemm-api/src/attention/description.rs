@@ -52,12 +52,13 @@ impl Queries {
 pub struct Keys {
     most: usize,
     places: KvAddressing,
+    settled: bool,
 }
 
 impl Keys {
     /// `count` keys per sequence, contiguous.
     pub fn each(count: usize) -> Self {
-        Self { most: count, places: KvAddressing::Pages { capacity: count, lengths: false } }
+        Self::of(count, KvAddressing::Pages { capacity: count, lengths: false })
     }
 
     /// Padded keys: room for `capacity` per sequence, contiguous.
@@ -65,7 +66,7 @@ impl Keys {
     /// A run takes the number of keys per sequence, u32
     /// ([`AttentionArgs::kv_lengths`](crate::AttentionArgs::kv_lengths)).
     pub fn lengths(capacity: usize) -> Self {
-        Self { most: capacity, places: KvAddressing::Pages { capacity, lengths: true } }
+        Self::of(capacity, KvAddressing::Pages { capacity, lengths: true })
     }
 
     /// Ragged keys, by ascending offsets (cu_seqlens) into `rows` rows in device memory.
@@ -74,7 +75,7 @@ impl Keys {
     /// ([`AttentionArgs::kv_offsets`](crate::AttentionArgs::kv_offsets)). `most` bounds
     /// the keys of one sequence.
     pub fn offsets(rows: usize, most: usize) -> Self {
-        Self { most, places: KvAddressing::Offsets { rows } }
+        Self::of(most, KvAddressing::Offsets { rows })
     }
 
     /// Paged KV cache of `pages` pages with `page_size` keys each.
@@ -85,12 +86,26 @@ impl Keys {
     /// ([`AttentionArgs::kv_lengths`](crate::AttentionArgs::kv_lengths)), both in device
     /// memory. Keys of invalid page numbers are masked.
     pub fn paged(pages: usize, page_size: usize, width: usize) -> Self {
-        Self { most: width.saturating_mul(page_size), places: KvAddressing::Table { pages, page_size, width } }
+        Self::of(width.saturating_mul(page_size), KvAddressing::Table { pages, page_size, width })
     }
 
     /// Bound for the keys of one sequence, below its capacity. Later keys are ignored.
     pub fn most(self, keys: usize) -> Self {
         Self { most: self.most.min(keys), ..self }
+    }
+
+    /// Promises that offsets, lengths, the block table, positions, and the keys and values of
+    /// earlier tokens are settled: they were uploaded, or written in an earlier step. The launches
+    /// of this step write queries, and the keys and values of their tokens, alone.
+    ///
+    /// Kernels then read them while the launch ahead still runs (programmatic dependent
+    /// launch, from Hopper on). The result is the same.
+    pub fn settled(self) -> Self {
+        Self { settled: true, ..self }
+    }
+
+    fn of(most: usize, places: KvAddressing) -> Self {
+        Self { most, places, settled: false }
     }
 }
 
@@ -385,7 +400,7 @@ impl Attention {
     /// Validates everything that is independent of a run's buffers.
     pub(crate) fn check(&self) -> Result<CheckedAttention, Error> {
         let addressing = addressing(self.queries, self.keys)?;
-        let Addressing { sequences, tokens, queries, most_keys, places } = addressing;
+        let Addressing { sequences, tokens, queries, most_keys, places, settled } = addressing;
         let Paging { pages, page_size: rows, .. } = addressing.paging();
         let (heads, kv_heads) = (self.heads, self.kv_heads);
         for (name, got) in [("heads", heads), ("heads of keys", kv_heads)] {
@@ -425,6 +440,7 @@ impl Attention {
             queries,
             most_keys,
             places,
+            settled,
             heads,
             kv_heads,
             qk_dim: self.qk_dim,
@@ -461,8 +477,8 @@ impl Attention {
 /// Checks sequences, tokens and keys against the limits of kernels.
 pub(crate) fn addressing(queries: Queries, keys: Keys) -> Result<Addressing, Error> {
     let Queries { sequences, tokens, lengths: queries } = queries;
-    let Keys { most: most_keys, places } = keys;
-    let addressing = Addressing { sequences, tokens, queries, most_keys, places };
+    let Keys { most: most_keys, places, settled } = keys;
+    let addressing = Addressing { sequences, tokens, queries, most_keys, places, settled };
     let Paging { pages, page_size, width } = addressing.paging();
     let has_table = matches!(places, KvAddressing::Table { .. });
     let sizes = [

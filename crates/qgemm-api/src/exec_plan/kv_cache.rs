@@ -101,11 +101,14 @@ impl PlannedHeads {
 
     /// Keys of the sequences.
     pub(super) fn keys(&self) -> Keys {
-        match self.cache.as_ref().and_then(|cache| cache.pages.as_ref()) {
+        let keys = match self.cache.as_ref().and_then(|cache| cache.pages.as_ref()) {
             Some(PlannedPages { count, size, .. }) => Keys::paged(*count, *size, self.width(*size)).most(self.capacity),
             None if self.lengths.is_some() => Keys::lengths(self.capacity),
             None => Keys::each(self.capacity),
-        }
+        };
+        // Lengths and tables are inputs of the plan, and a layer's
+        // cache has no other writer than the layer's append.
+        if self.lengths.is_some() { keys.settled() } else { keys }
     }
 
     /// Pages of a sequence at most.

@@ -86,12 +86,6 @@ impl Builder<'_> {
         let parts: Vec<_> = std::iter::once(q.clone()).chain(gate.clone()).chain([k.clone(), v.clone()]).collect();
         self.projections(&id("attn_"), &parts, input)?;
         let ((_, _, q), (_, _, k), (_, _, v), gate) = (q, k, v, gate.map(|(_, _, gate)| gate));
-        let (q, k) = match &layer.head_norms {
-            None => (q, k),
-            Some([of_q, of_k]) => {
-                (self.head_norm(id("attn_q_norm"), of_q, q)?, self.head_norm(id("attn_k_norm"), of_k, k)?)
-            }
-        };
         let heads = self.network.heads;
         let mut planned = PlannedHeads {
             sequences: self.sequences,
@@ -111,9 +105,15 @@ impl Builder<'_> {
             sinks: layer.sinks.clone(),
             gate: gate.as_ref().map(|gate| gate.name.clone()),
             first_head: self.part.first_head(),
+            head_norms: None,
             rotary: None,
             rotate_k: false,
             rotate_v: false,
+        };
+        let (q, k) = match &layer.head_norms {
+            // The backward phase reads what the norms read.
+            Some(norms) if self.options.train || !self.network.pre_norm => self.head_norms(i, norms, [q, k])?.into(),
+            _ => (q, k),
         };
         let read = match self.network.pre_norm {
             // Encoders attend to the keys of the same step alone.
@@ -141,6 +141,32 @@ impl Builder<'_> {
         Ok(d)
     }
 
+    /// Adds norms of query and key heads.
+    fn head_norms(
+        &mut self,
+        i: usize,
+        [of_q, of_k]: &[NormTensors; 2],
+        [q, k]: [Buffer; 2],
+    ) -> Result<[Buffer; 2], Error> {
+        let q = self.head_norm(format!("blk.{i}.attn_q_norm"), of_q, q)?;
+        Ok([q, self.head_norm(format!("blk.{i}.attn_k_norm"), of_k, k)?])
+    }
+
+    /// Head norms within `append`, if a kernel has both.
+    fn norms_within(
+        &mut self,
+        append: &PlannedHeads,
+        norms: &[NormTensors; 2],
+        q: &Buffer,
+    ) -> Result<Option<[PlannedNorm; 2]>, Error> {
+        let norms = norms.each_ref().map(|norm| self.planned_norm(norm));
+        let append = PlannedHeads { head_norms: Some(norms), ..append.clone() };
+        let chosen = self.ctx.explain_kv_append(&append.append(q.rows, q.dtype)?)?.chosen().is_some();
+        let norms = append.head_norms.filter(|_| chosen);
+        norms.iter().flatten().for_each(|norm| self.uses_norm(norm, append.head_dim));
+        Ok(norms)
+    }
+
     /// Adds a norm of each head. In place, unless the backward
     /// phase needs its input.
     fn head_norm(&mut self, op_id: String, of: &NormTensors, x: Buffer) -> Result<Buffer, Error> {
@@ -151,7 +177,7 @@ impl Builder<'_> {
         Ok(Buffer { name, ..x })
     }
 
-    /// Adds rotary embedding and KV-cache append. Returns the cached K and V.
+    /// Adds head norms, rotary embedding and KV-cache append. Returns the cached K and V.
     fn append(
         &mut self,
         i: usize,
@@ -161,23 +187,24 @@ impl Builder<'_> {
         [k, v]: [&Buffer; 2],
     ) -> Result<[Buffer; 2], Error> {
         let of_window = self.network.window_rotary.as_ref().filter(|_| layer.window.is_some());
-        match (of_window, &self.network.rotary) {
-            (Some(rotary), _) => planned.rotary = Some(PlannedRotary::of(rotary, None)),
-            (None, None) => {}
+        let callers = match (of_window, &self.network.rotary) {
+            (Some(rotary), _) => {
+                planned.rotary = Some(PlannedRotary::of(rotary, None));
+                None
+            }
+            (None, None) => None,
             (None, Some(Ok(rotary))) => {
                 planned.rotary = Some(PlannedRotary::of(rotary, self.network.rotary_factors.as_ref()));
+                None
             }
-            (None, Some(Err(why))) => {
-                let both = [q.clone(), k.clone()];
-                self.step_because("rotary embedding", &q.name, &both, &both, why)?;
-            }
-        }
+            (None, Some(Err(why))) => Some(why),
+        };
         let LayerCache { k: k_cache, v: v_cache, planned: cache } = self.layer_cache(i, [k, v])?;
         let caches = [k_cache, v_cache];
         planned.cache = cache;
         planned.lengths = (!self.options.train).then(|| LENGTHS.to_owned());
         let [of_k, of_v] = caches.each_ref().map(|cache| cache.name.clone());
-        let append = PlannedHeads {
+        let mut append = PlannedHeads {
             k: of_k.clone(),
             v: of_v.clone(),
             new_k: Some(k.name.clone()),
@@ -190,6 +217,16 @@ impl Builder<'_> {
             rotate_v: self.rotates_cache() && planned.gate.is_none(),
             ..planned.clone()
         };
+        if let Some(norms) = layer.head_norms.as_ref().filter(|_| !self.options.train) {
+            append.head_norms = if callers.is_none() { self.norms_within(&append, norms, q)? } else { None };
+            if append.head_norms.is_none() {
+                self.head_norms(i, norms, [q.clone(), k.clone()])?;
+            }
+        }
+        if let Some(why) = callers {
+            let both = [q.clone(), k.clone()];
+            self.step_because("rotary embedding", &q.name, &both, &both, why)?;
+        }
         let described = append.append(q.rows, q.dtype)?;
         let ctx = self.ctx;
         let record = known(&mut self.planned, format!("{described:?}"), || ctx.explain_kv_append(&described))?;

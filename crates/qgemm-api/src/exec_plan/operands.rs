@@ -129,6 +129,9 @@ pub struct PlannedHeads {
     /// First of these query heads in the model, whose sinks the tensor has (`attention`). 0 if absent.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub first_head: Option<usize>,
+    /// RMS norms of query and key heads before the rotary embedding (`kv_append`).
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub head_norms: Option<[PlannedNorm; 2]>,
     /// Rotary embedding of queries (in place) and keys (`kv_append`).
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub rotary: Option<PlannedRotary>,
@@ -265,6 +268,10 @@ impl PlannedHeads {
         let append = self.append_to_cache(append)?;
         let append = if self.rotate_k { append.rotate_k() } else { append };
         let append = if self.rotate_v { append.rotate_v() } else { append };
+        let append = match &self.head_norms {
+            None => append,
+            Some(norms) => append.head_norm(norms[0].eps, head_gamma(norms)?),
+        };
         match &self.rotary {
             None => Ok(append),
             Some(rotary) => Ok(append.rotary(rotary.describe(self.capacity)?)),
@@ -287,6 +294,16 @@ impl PlannedHeads {
     fn of_sequences(&self, tokens: usize) -> (Queries, Keys) {
         let each = tokens.checked_div(self.sequences).unwrap_or(0);
         (Queries::each(self.sequences, each), self.keys())
+    }
+}
+
+/// Element type of gamma of both head norms, which are alike.
+fn head_gamma([q, k]: &[PlannedNorm; 2]) -> Result<DType, Error> {
+    let of = |norm: &PlannedNorm| format!("{} of {} in {}", norm.function, norm.eps, norm.gamma_dtype);
+    let (expected, got) = (of(&PlannedNorm { function: NormKind::Rms.name().to_owned(), ..q.clone() }), [of(q), of(k)]);
+    match got.iter().find(|got| **got != expected) {
+        None => Ok(q.gamma_dtype.parse()?),
+        Some(got) => Err(wrong("heads.head_norms", &expected, got)),
     }
 }
 
@@ -386,6 +403,9 @@ impl PlannedOp {
             };
             let cache = of.cache_bytes(self.x_dtype.parse()?)?;
             found.extend(of.cache_regions()?);
+            for norm in of.head_norms.iter().flatten() {
+                found.push(("heads.head_norms.gamma", &norm.gamma, values(of.head_dim, &norm.gamma_dtype)?));
+            }
             found.extend(of.rotary.iter().flat_map(|rotary| rotary.regions(of.capacity)));
             found.extend([("heads.k", of.k.as_str(), cache), ("heads.v", of.v.as_str(), cache)]);
             let new = rows(Some(self.shape.m))?;
@@ -439,6 +459,7 @@ impl PlannedOp {
             lengths: of.lengths.map(|_| nowhere()),
             sinks: of.sinks.map(|_| nowhere()),
             gate: of.gate.map(|_| nowhere()),
+            head_norms: of.head_norms.map(|norms| norms.map(|of| PlannedNorm { gamma: nowhere(), ..of })),
             rotary: of.rotary.map(|of| PlannedRotary {
                 tables: of.tables.map(|_| PlannedTables { factors: nowhere(), cos: nowhere(), sin: nowhere() }),
                 ..of

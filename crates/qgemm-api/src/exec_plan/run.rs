@@ -320,6 +320,10 @@ impl OpRun<'_, '_> {
         (args.k_factors, args.v_factors) = (self.weights.kv_factors, self.weights.kv_factors);
         let [cos, sin] = self.weights.cos_and_sin.map_or([None; 2], |tables| tables.map(Some));
         (args.cos, args.sin) = (cos, sin);
+        if heads.head_norms.is_some() {
+            let [q, k] = self.weights.head_gammas.ok_or_else(|| missing("gammas of heads", op))?;
+            args = args.gammas(q, k);
+        }
         plan.run(self.stream, args)
     }
 

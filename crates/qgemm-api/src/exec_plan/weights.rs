@@ -33,6 +33,8 @@ pub struct OpWeights<'a> {
     pub bias: Option<BufferRef<'a>>,
     /// Gamma of a norm, in the plan's type.
     pub gamma: Option<BufferRef<'a>>,
+    /// Gammas of the norms of query and key heads, in the plan's type.
+    pub head_gammas: Option<[BufferRef<'a>; 2]>,
     /// Beta of a norm, in the plan's type.
     pub beta: Option<BufferRef<'a>>,
     /// Sinks of the query heads, in f32.
@@ -65,6 +67,12 @@ impl<'a> OpWeights<'a> {
         skip: BufferRef,
         /// With the factors of the KV heads of an E4M3 cache.
         kv_factors: BufferRef,
+    }
+
+    /// With the gammas of the norms of query and key heads.
+    pub fn head_gammas(mut self, q: impl Into<BufferRef<'a>>, k: impl Into<BufferRef<'a>>) -> Self {
+        self.head_gammas = Some([q.into(), k.into()]);
+        self
     }
 }
 
@@ -156,7 +164,8 @@ impl LoadedPlan {
                     hold(region, &|| Ok(Held::Values(self.ctx.upload(&angles()?[part])?)))?;
                 }
             }
-            if let Some(norm) = &op.norm {
+            let of_heads = op.heads.iter().flat_map(|heads| heads.head_norms.iter().flatten());
+            for norm in op.norm.iter().chain(of_heads) {
                 let beta = norm.beta.as_ref().zip(norm.beta_dtype.as_ref()).map(|(beta, dtype)| (beta, dtype, false));
                 let gamma = (&norm.gamma, &norm.gamma_dtype, norm.gamma_offset);
                 for (tensor, dtype, is_offset) in std::iter::once(gamma).chain(beta) {
@@ -193,6 +202,11 @@ impl PlanWeights {
             experts,
             bias: values(op.bias.as_ref().or(op.conv.as_ref().and_then(|conv| conv.bias.as_ref()))),
             gamma: values(gamma),
+            head_gammas: op
+                .heads
+                .as_ref()
+                .and_then(|heads| heads.head_norms.as_ref())
+                .and_then(|[q, k]| Some([values(Some(&q.gamma))?, values(Some(&k.gamma))?])),
             beta: values(beta),
             sinks: values(op.heads.as_ref().and_then(|heads| heads.sinks.as_ref())),
             conv: values(op.conv.as_ref().map(|conv| &conv.weight)),

@@ -3,11 +3,12 @@
 
 use qgemm_formats::DType;
 use qgemm_hal::op::kv_append::MOST_APPENDED_DIM;
-use qgemm_hal::{Addressing, CheckedKvAppend, HeadRows, KvAddressing, KvFormat, KvRows, Paging};
+use qgemm_hal::{Addressing, CheckedKvAppend, HeadNorm, HeadRows, KvAddressing, KvFormat, KvRows, Paging};
 
 use super::rotary::Rotary;
 use crate::attention::{HeadsOf, Keys, KvStrides, MOST_HEADS, Queries, addressing, check_count, check_head_dims};
 use crate::error::Error;
+use crate::norm::check_eps;
 use crate::operand::WIDE_ACCESS;
 
 /// Rotary embedding and KV-cache append of new tokens, for
@@ -47,6 +48,7 @@ pub struct KvAppend {
     v_dim: usize,
     queries: Queries,
     keys: Keys,
+    head_norm: Option<HeadNorm>,
     rotary: Option<Rotary>,
     rotate_k: bool,
     rotate_v: bool,
@@ -78,6 +80,7 @@ impl KvAppend {
             v_dim: head_dim,
             queries,
             keys,
+            head_norm: None,
             rotary: None,
             rotate_k: false,
             rotate_v: false,
@@ -130,6 +133,16 @@ impl KvAppend {
     /// [`KvAppend::hadamard`] undoes it.
     pub fn rotate_v(mut self) -> Self {
         self.rotate_v = true;
+        self
+    }
+
+    /// RMS norm of each query and key head (QK-norm), before the rotary embedding:
+    /// `x / sqrt(mean x² + eps) · gamma`, in f32.
+    ///
+    /// A run takes gamma of queries and of keys, `[head_dim]` in type `gamma`
+    /// ([`KvAppendArgs::gammas`](crate::KvAppendArgs::gammas)).
+    pub fn head_norm(mut self, eps: f32, gamma: DType) -> Self {
+        self.head_norm = Some(HeadNorm { eps, gamma });
         self
     }
 
@@ -212,6 +225,9 @@ impl KvAppend {
     pub(crate) fn check(&self) -> Result<CheckedKvAppend, Error> {
         check_count("heads", self.heads, usize::from(self.kv_heads == 0), MOST_HEADS)?;
         check_count("heads of keys", self.kv_heads, 0, MOST_HEADS)?;
+        if let Some(norm) = &self.head_norm {
+            check_eps(norm.eps)?;
+        }
         let op = if self.kv_heads == 0 { self.check_in_place()? } else { self.check_append()? };
         if op.heads > 0 && !op.q.is_injective(op.addressing.tokens, op.heads, op.qk_dim) {
             return Err(overlapping("q", &op.q, op.qk_dim));
@@ -249,6 +265,7 @@ impl KvAppend {
             new_v: self.of_tokens("new v", [tokens, kv_heads, v_dim], self.new_v)?,
             k: of_cache("k", self.k, qk_dim)?,
             v: of_cache("v", self.v, v_dim)?,
+            head_norm: self.head_norm,
             rotary: self.rotary.map(|rotary| rotary.check(qk_dim)).transpose()?,
             rotate_k,
             rotate_v,
@@ -277,6 +294,7 @@ impl KvAppend {
             new_v: absent,
             k: cache,
             v: cache,
+            head_norm: self.head_norm,
             rotary: self.rotary.map(|rotary| rotary.check(qk_dim)).transpose()?,
             rotate_k,
             rotate_v: false,

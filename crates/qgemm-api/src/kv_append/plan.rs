@@ -58,6 +58,10 @@ pub struct KvAppendArgs<'a> {
     pub k: Option<BufferMut<'a>>,
     /// Values of the cache, an output, where there are new keys.
     pub v: Option<BufferMut<'a>>,
+    /// Gamma of the query heads, for [`KvAppend::head_norm`]: `[head_dim]`.
+    pub q_gamma: Option<BufferRef<'a>>,
+    /// Gamma of the key heads, where there are new keys: `[head_dim]`.
+    pub k_gamma: Option<BufferRef<'a>>,
     /// Factors of the cached keys, for formats with factors: an f32
     /// per KV head. Readers multiply keys by them.
     pub k_factors: Option<BufferRef<'a>>,
@@ -117,6 +121,8 @@ impl<'a> KvAppendArgs<'a> {
         new_v: None,
         k: None,
         v: None,
+        q_gamma: None,
+        k_gamma: None,
         k_factors: None,
         v_factors: None,
         k_scales: None,
@@ -154,6 +160,12 @@ impl<'a> KvAppendArgs<'a> {
     /// With the tables of [`Rotary::tables`](crate::Rotary::tables).
     pub fn tables(mut self, cos: impl Into<BufferRef<'a>>, sin: impl Into<BufferRef<'a>>) -> Self {
         (self.cos, self.sin) = (Some(cos.into()), Some(sin.into()));
+        self
+    }
+
+    /// With the gammas of [`KvAppend::head_norm`]: of queries and of keys.
+    pub fn gammas(mut self, q: impl Into<BufferRef<'a>>, k: impl Into<BufferRef<'a>>) -> Self {
+        (self.q_gamma, self.k_gamma) = (Some(q.into()), Some(k.into()));
         self
     }
 
@@ -240,6 +252,10 @@ impl Bound for CheckedKvAppend {
         let values = |name, element: ElementType, count, why| {
             Wanted::optional(name, used.then(|| Extent::of_values(element, count)), why)
         };
+        let gamma = |name| {
+            let element = self.head_norm.map_or(DType::F32, |norm| norm.gamma).into();
+            values(name, element, self.qk_dim, "heads are normalized")
+        };
         let (word, number) = (ElementType::Int32, ElementType::from(DType::F32));
         let factors = "the format of the cache has a factor a head";
         let tables = "angles come from tables";
@@ -252,6 +268,8 @@ impl Bound for CheckedKvAppend {
             O::NewV => appended("new v", of_tokens(&self.new_v, self.kv_heads, self.v_dim)),
             O::K => appended("k", of_cache(&self.k, self.qk_dim)),
             O::V => appended("v", of_cache(&self.v, self.v_dim)),
+            O::QGamma => gamma("q gamma"),
+            O::KGamma => gamma("k gamma"),
             O::KFactors => values("k factors", number, self.kv_heads, factors),
             O::VFactors => values("v factors", number, self.kv_heads, factors),
             O::KScales => scales("k scales", of_cache(&self.k, self.qk_dim)),
@@ -309,6 +327,8 @@ impl KvAppendPlan {
         let read = [
             (O::NewK, args.new_k),
             (O::NewV, args.new_v),
+            (O::QGamma, args.q_gamma),
+            (O::KGamma, args.k_gamma),
             (O::KFactors, args.k_factors),
             (O::VFactors, args.v_factors),
             (O::QOffsets, args.q_offsets),

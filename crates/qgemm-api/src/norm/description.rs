@@ -404,7 +404,11 @@ impl Norm {
 
 /// Validates epsilon and the parameters of a norm function.
 pub(crate) fn check_function(function: &NormFunction) -> Result<(), Error> {
-    let got = function.eps;
+    check_eps(function.eps)
+}
+
+/// Validates epsilon.
+pub(crate) fn check_eps(got: f32) -> Result<(), Error> {
     if !got.is_finite() {
         return Err(Error::NonFiniteScalar { name: "eps", got });
     }

@@ -4,5 +4,5 @@ mod description;
 mod plan;
 
 pub use description::Norm;
-pub(crate) use description::check_function;
+pub(crate) use description::{check_eps, check_function};
 pub use plan::{NormArgs, NormPlan};

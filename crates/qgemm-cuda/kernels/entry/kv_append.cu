@@ -1,5 +1,5 @@
-// Rotary embedding, Hadamard rotation and KV-cache append: rotates
-// queries in place, writes keys and values to the cache. A token
+// Head norms, rotary embedding, Hadamard rotation and KV-cache append:
+// changes queries in place, writes keys and values to the cache. A token
 // has one or several CTAs; each computes the angles once. A group of lanes
 // has a head, eight features a lane, and processes several heads
 // with the same angles. With aligned operands, and rotary pairs
@@ -10,6 +10,7 @@
 #include "atoms/opaque_register.cuh"
 #include "atoms/rounded.cuh"
 #include "attention/hadamard.cuh"
+#include "attention/head_norm.cuh"
 #include "attention/numbers.cuh"
 #include "attention/problem.cuh"
 #include "attention/rotary.cuh"
@@ -27,7 +28,11 @@ constexpr u32 X_WORDS = X_BYTES * 2;
 // CTAs per SM that fit without register spills.
 constexpr u32 LEAST_CTAS = QG_X == DTYPE_F32 || QG_VARIANT == 70 ? 4 : 6;
 constexpr u32 NO_SEQUENCE = ~0u;
-static_assert(sizeof(Turns) == QG_SHARED_BYTES, "the host computes another size");
+struct SharedStorage {
+    Turns turns;
+    Gammas gammas;
+};
+static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 static_assert(QG_THREADS >= 128, "threads have a pair each");
 
 // The last sequence that begins at or before `token`.
@@ -318,7 +323,7 @@ struct AlignedHeads {
         return heads;
     }
 
-    QG_DEVICE void append(const AlignedHeads& heads, const KvAppendParams& p, const Token& token, const Turns& turns) {
+    QG_DEVICE void append(const AlignedHeads& heads, const KvAppendParams& p, const Token& token, const SharedStorage& shared) {
         const AttentionShape& shape = p.attention.shape;
         const AttentionPointers& at = p.attention.at;
         const LaneHeads& own = heads.own;
@@ -327,7 +332,7 @@ struct AlignedHeads {
         // The partner features are in another lane of the head.
         const u32 partner_lane = lane + (own.column < half ? half / 8 : 0u - half / 8);
         Angles angles;
-        if (is_rotated) angles = Angles::of(turns, p.at, own.column, !p.at.interleaved);
+        if (is_rotated) angles = Angles::of(shared.turns, p.at, own.column, !p.at.interleaved);
         // In elements.
         const HeadRow keys = HeadRow::of(token.place.page * at.k_page + token.place.row * at.k_token + own.column, (u32)at.k_head);
         const HeadRow values = HeadRow::of(token.place.page * at.v_page + token.place.row * at.v_token + own.column, (u32)at.v_head);
@@ -342,20 +347,24 @@ struct AlignedHeads {
             float x[8];
 #pragma unroll
             for (u32 j = 0; j < 8; j++) x[j] = Source::number(source, j);
-            const auto turn = [&](const Source& other, u32 neighbour) {
-                float partner[8];
-#pragma unroll
-                for (u32 j = 0; j < 8; j++) partner[j] = Source::number(other, j ^ neighbour) * angles.partner[j];
-#pragma unroll
-                for (u32 j = 0; j < 8; j++) x[j] = fma_f32(x[j], angles.own[j], partner[j]);
-            };
+            if (p.at.is_normed) normalize_head(x, p.at, shared.gammas, own.column, is_query, !is_value);
+            float partner[8];
             if (p.at.interleaved) {
-                if (is_rotated && !is_value) turn(source, 1);
+#pragma unroll
+                for (u32 j = 0; j < 8; j++) partner[j] = x[j ^ 1u];
+            } else if (p.at.is_normed) {
+#pragma unroll
+                for (u32 j = 0; j < 8; j++) partner[j] = bits_to_f32(shfl_idx_u32(f32_to_bits(x[j]), partner_lane));
             } else {
                 Source other;
 #pragma unroll
                 for (u32 j = 0; j < X_WORDS; j++) other.words[j] = shfl_idx_u32(source.words[j], partner_lane);
-                if (is_rotated && !is_value) turn(other, 0);
+#pragma unroll
+                for (u32 j = 0; j < 8; j++) partner[j] = Source::number(other, j);
+            }
+            if (is_rotated && !is_value) {
+#pragma unroll
+                for (u32 j = 0; j < 8; j++) x[j] = fma_f32(x[j], angles.own[j], partner[j] * angles.partner[j]);
             }
             BlockScale scale = {};
             if constexpr (has_scales(QG_KV)) scale = BlockScale::of(x);
@@ -371,11 +380,13 @@ struct AlignedHeads {
 
 // General path: one head at a time, any alignment,
 // Hadamard rotation.
-QG_DEVICE void append_any(const KvAppendParams& p, const Token& token, const Turns& turns, const LaneHeads& own) {
+QG_DEVICE void append_any(const KvAppendParams& p, const Token& token, const SharedStorage& shared, const LaneHeads& own) {
     const AttentionParams& attention = p.attention;
     const u32 all = attention.shape.heads + 2 * attention.shape.kv_heads, half = p.at.rotary_dim / 2;
     const u32 most_lanes = most(p.at.k_lanes, p.at.v_lanes);
-    const Angles angles = Angles::of(turns, p.at, own.column, false);
+    const Angles angles = Angles::of(shared.turns, p.at, own.column, false);
+    // Partners are found once a head is normalized or rotated.
+    const bool are_late = p.at.turns_last || p.at.is_normed;
 #pragma unroll 1
     for (u32 i = 0; i < own.count; i++) {
         const u32 item = own.first + i * own.step;
@@ -391,7 +402,7 @@ QG_DEVICE void append_any(const KvAppendParams& p, const Token& token, const Tur
 #pragma unroll
         for (u32 j = 0; j < 8; j++) {
             const u32 feature = own.column + j;
-            if (!is_own || head.is_value || p.at.turns_last || feature >= p.at.rotary_dim) continue;
+            if (!is_own || head.is_value || are_late || feature >= p.at.rotary_dim) continue;
             if (p.at.interleaved)
                 partner[j] = x[j ^ 1u];
             else
@@ -405,7 +416,11 @@ QG_DEVICE void append_any(const KvAppendParams& p, const Token& token, const Tur
             for (u32 j = 0; j < 8; j++)
                 if (own.column + j < p.at.rotary_dim) x[j] = fma_f32(x[j], angles.own[j], partner[j] * angles.partner[j]);
         };
-        if (!p.at.turns_last) turn_own();
+        if (p.at.is_normed) normalize_head(x, p.at, shared.gammas, own.column, head.is_query, !head.is_value);
+        if (!p.at.turns_last) {
+            if (p.at.is_normed) partners_of(x, p.at, own.column, partner);
+            turn_own();
+        }
         if (most_lanes != 0) hadamard(x, head.is_value ? p.at.v_lanes : p.at.k_lanes, most_lanes, head.is_value ? p.at.v_scale : p.at.k_scale);
         if (p.at.turns_last) {
             partners_of(x, p.at, own.column, partner);
@@ -426,27 +441,28 @@ QG_DEVICE void append_any(const KvAppendParams& p, const Token& token, const Tur
 }
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS, LEAST_CTAS) qg_kv_append(const __grid_constant__ KvAppendParams p) {
-    Turns& turns = *reinterpret_cast<Turns*>(dynamic_shared());
+    SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     u32 index = cta_index().x, split = 0;
     if (p.at.splits > 1) index = cta_index().x / p.at.splits, split = cta_index().x % p.at.splits;
     const u32 lanes_shift = popc(p.at.head_lanes - 1), groups = QG_THREADS >> lanes_shift, group = thread_index() >> lanes_shift;
     const LaneHeads own = {split * p.at.lane_heads * groups + group, groups, p.at.lane_heads,
                            (thread_index() & (p.at.head_lanes - 1)) * 8};
-    griddepcontrol_wait();
+    // What is settled is looked up before the wait.
+    const bool is_settled = p.attention.shape.flags & QG_FLAG_SETTLED;
+    if (!is_settled) griddepcontrol_wait();
+    const u64 frequency = frequency_of_thread(p.at);
+    const Token token = Token::of(p, index);
+    if (token.is_any) write_turns(p.at, token.position, frequency, shared.turns);
+    if (p.at.is_normed) write_gammas(p.at, p.attention.shape.qk_dim, shared.gammas);
+    if (is_settled) griddepcontrol_wait();
     griddepcontrol_launch_dependents();
-
-    // Heads and frequencies depend on no index: their
-    // loads overlap with the lookup of the token.
+    if (!token.is_any) return;
     const bool is_aligned = are_aligned(p);
     AlignedHeads heads;
     if (is_aligned) heads = AlignedHeads::load(p, index, own);
-    const u64 frequency = frequency_of_thread(p.at);
-    const Token token = Token::of(p, index);
-    if (!token.is_any) return;
-    write_turns(p.at, token.position, frequency, turns);
     cta_barrier();
     if (is_aligned)
-        AlignedHeads::append(heads, p, token, turns);
+        AlignedHeads::append(heads, p, token, shared);
     else
-        append_any(p, token, turns, own);
+        append_any(p, token, shared, own);
 }

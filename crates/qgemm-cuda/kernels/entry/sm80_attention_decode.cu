@@ -34,7 +34,9 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     // that does not depend on it before
     // griddepcontrol_wait. The store of `digest` keeps the
     // compiler from sinking the computation below the wait.
-    Work work = Work::of_shape(p, WorkIndex::of(p, cta_index().x));
+    const bool is_settled = p.shape.flags & QG_FLAG_SETTLED;
+    const WorkIndex index = WorkIndex::of(p, cta_index().x);
+    Work work = is_settled ? Work::of(p, index, sequence_of(p, index.sequence)) : Work::of_shape(p, index);
     const WorkIndex& place = work.place;
     const u32 kv_head = place.kv_head + own_head(), heads = place.heads, first_row = place.first_row;
     KeyRange keys = work.keys(p);
@@ -45,12 +47,16 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #endif
     u32* const saved = reinterpret_cast<u32*>(reinterpret_cast<u8*>(dynamic_shared()) + SAVED_AT);
     if (thread_index() == 0) st_shared(saved, work.digest(keys) ^ ring.digest());
-    griddepcontrol_wait();
-    if (Work::depends_on_operands(p)) {
-        work = Work::of(p, place, sequence_of(p, place.sequence));
-        keys = work.keys(p);
+    // Tiles of earlier tokens alone are copied before the wait.
+    const bool is_early = is_settled && work.has_earlier_keys(keys) && TileWalk::filled_end(keys) <= beyond(work.s.keys, work.s.queries);
+    if (!is_early) {
+        griddepcontrol_wait();
+        if (!is_settled && Work::depends_on_operands(p)) {
+            work = Work::of(p, place, sequence_of(p, place.sequence));
+            keys = work.keys(p);
+        }
+        griddepcontrol_launch_dependents();
     }
-    griddepcontrol_launch_dependents();
     if (!work.has_rows()) return;
     const Sequence& s = work.s;
     const u32 last_row = work.last_row();
@@ -67,9 +73,14 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     // Loads issued after the copies wait for them. The
     // offset correction needs Q early, so it loads Q first.
     QueryOperands q;
-    if constexpr (CodeRows::HAS_KEY_OFFSET) q.load(p, work);
+    if constexpr (CodeRows::HAS_KEY_OFFSET)
+        if (!is_early) q.load(p, work);
     walk.fill();
-    if constexpr (!CodeRows::HAS_KEY_OFFSET) q.load(p, work);
+    if (is_early) {
+        griddepcontrol_wait();
+        griddepcontrol_launch_dependents();
+    }
+    if (is_early || !CodeRows::HAS_KEY_OFFSET) q.load(p, work);
 #if !QG_BITS
     KeyRange visible[2];
 #pragma unroll

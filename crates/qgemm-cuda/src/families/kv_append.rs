@@ -29,8 +29,8 @@ const LANE_FEATURES: usize = 8;
 /// Maximum heads that a lane processes in
 /// turn, as in the kernel.
 const MOST_LANE_HEADS: usize = 6;
-/// Cosines and sines of a head's pairs (`Turns`).
-const SHARED_BYTES: u32 = 1024;
+/// Cosines and sines of a head's pairs, and gammas (`SharedStorage`).
+const SHARED_BYTES: u32 = 1024 + 2048;
 /// Below this many CTAs per SM, heads are spread over more
 /// CTAs instead of several per lane.
 const FEW_CTAS: usize = 8;
@@ -105,6 +105,8 @@ impl Params for KvAppendParams {
             (&mut attention.block_table, O::BlockTable),
             (&mut own.new_k, O::NewK),
             (&mut own.new_v, O::NewV),
+            (&mut own.q_gamma, O::QGamma),
+            (&mut own.k_gamma, O::KGamma),
             (&mut own.positions, O::Positions),
             (&mut own.frequencies, O::Frequencies),
             (&mut own.cos, O::Cos),
@@ -144,6 +146,7 @@ fn params(op: &CheckedKvAppend, cut: Cut) -> KvAppendParams {
         (abi::FLAG_Q_OFFSETS, matches!(addressing.queries, QueryLengths::Offsets { .. })),
         (abi::FLAG_KV_OFFSETS, matches!(addressing.places, KvAddressing::Offsets { .. })),
         (abi::FLAG_KV_LENGTHS, width > 0 || matches!(addressing.places, KvAddressing::Pages { lengths: true, .. })),
+        (abi::FLAG_SETTLED, addressing.settled),
         (abi::FLAG_Q_ALIGNED, op.q.aligned),
         (abi::FLAG_KV_ALIGNED, op.k.rows.aligned && op.v.rows.aligned),
     ];
@@ -202,6 +205,10 @@ fn params(op: &CheckedKvAppend, cut: Cut) -> KvAppendParams {
         k_scale: hadamard_scale(hadamard_block(op.qk_dim)),
         v_scale: hadamard_scale(hadamard_block(op.v_dim)),
         turns_last: op.turns_last().into(),
+        is_normed: op.head_norm.is_some().into(),
+        gamma_dtype: op.head_norm.map_or(0, |norm| dtype_code(norm.gamma)),
+        eps: op.head_norm.map_or(0.0, |norm| norm.eps),
+        head_inverse: 1.0 / op.qk_dim as f32,
         ..KvAppendPointers::default()
     };
     KvAppendParams { attention: AttentionParams { shape, at: attention }, at }

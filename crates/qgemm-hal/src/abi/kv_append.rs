@@ -22,6 +22,10 @@ abi_struct! {
         pub cos: u64,
         /// Sines.
         pub sin: u64,
+        /// Gamma of the query heads; 0 without head norms.
+        pub q_gamma: u64,
+        /// Gamma of the key heads; 0 without head norms.
+        pub k_gamma: u64,
         /// Stride between tokens of the new keys.
         pub new_k_token: u64,
         /// Stride between heads of the new keys.
@@ -64,5 +68,13 @@ abi_struct! {
         pub v_scale: f32,
         /// Whether the rotary embedding follows the Hadamard rotation.
         pub turns_last: u32,
+        /// Whether query and key heads are normalized.
+        pub is_normed: u32,
+        /// Element type of gamma.
+        pub gamma_dtype: u32,
+        /// Epsilon of the head norms.
+        pub eps: f32,
+        /// Inverse of the features of a head.
+        pub head_inverse: f32,
     }
 }

@@ -170,6 +170,10 @@ pub struct Addressing {
     pub most_keys: usize,
     /// Addressing of keys.
     pub places: KvAddressing,
+    /// Whether indices and the keys of earlier tokens were written
+    /// before the launch ahead began. Kernels may read them while
+    /// it still runs.
+    pub settled: bool,
 }
 
 impl Addressing {
@@ -225,6 +229,8 @@ pub struct CheckedAttention {
     pub most_keys: usize,
     /// Addressing of keys.
     pub places: KvAddressing,
+    /// As in [`Addressing::settled`].
+    pub settled: bool,
     /// Query heads.
     pub heads: usize,
     /// KV heads; a divisor of `heads`.
@@ -428,8 +434,8 @@ pub struct AttentionPlan {
 impl CheckedAttention {
     /// Sequence layout: the queries and keys of each sequence.
     pub fn addressing(&self) -> Addressing {
-        let &Self { sequences, tokens, queries, most_keys, places, .. } = self;
-        Addressing { sequences, tokens, queries, most_keys, places }
+        let &Self { sequences, tokens, queries, most_keys, places, settled, .. } = self;
+        Addressing { sequences, tokens, queries, most_keys, places, settled }
     }
 
     /// Maximum query tokens of a sequence.
@@ -491,7 +497,7 @@ impl Eq for CheckedAttention {}
 
 impl Hash for CheckedAttention {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        (self.sequences, self.tokens, self.queries, self.most_keys, self.places).hash(state);
+        (self.sequences, self.tokens, self.queries, self.most_keys, self.places, self.settled).hash(state);
         (self.heads, self.kv_heads, self.qk_dim, self.v_dim, self.dtype, self.kv).hash(state);
         (self.q, self.k, self.v, self.d, self.causal, self.window, self.mask, self.sinks, self.gate).hash(state);
         (self.scale.to_bits(), self.soft_cap.map(f32::to_bits), self.lse, self.batch_invariant).hash(state);

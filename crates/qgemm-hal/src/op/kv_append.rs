@@ -108,6 +108,25 @@ impl Hash for CheckedRotary {
     }
 }
 
+/// RMS norm of each query and key head.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HeadNorm {
+    /// Epsilon, added to the mean of squares.
+    pub eps: f32,
+    /// Element type of gamma.
+    pub gamma: DType,
+}
+
+/// Plan cache key: epsilon is finite and is
+/// compared by its bits.
+impl Eq for HeadNorm {}
+
+impl Hash for HeadNorm {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self.eps.to_bits(), self.gamma).hash(state);
+    }
+}
+
 /// Rotates queries in place, and writes rotated keys and the values
 /// to the KV cache; validated by the API.
 ///
@@ -116,7 +135,8 @@ impl Hash for CheckedRotary {
 /// has key `kv_len − q_len + i`, which is also its
 /// position unless positions are given. A pair `(a, b)`
 /// becomes `(a cos − b sin, b cos + a sin)`
-/// in f32. A Hadamard rotation multiplies blocks of a head's
+/// in f32. A head norm comes first: queries and keys become
+/// `x / sqrt(mean x² + eps) · gamma`, in f32. A Hadamard rotation multiplies blocks of a head's
 /// features by the Walsh–Hadamard matrix in Sylvester's order over
 /// the root of its size, in f32: see [`hadamard_block`].
 /// Results are rounded once.
@@ -154,6 +174,8 @@ pub struct CheckedKvAppend {
     pub k: KvRows,
     /// Values of the cache.
     pub v: KvRows,
+    /// Norm of query and key heads, if any.
+    pub head_norm: Option<HeadNorm>,
     /// Rotary embedding, if any.
     pub rotary: Option<CheckedRotary>,
     /// Hadamard rotation of queries and keys.
@@ -177,6 +199,10 @@ operands! {
         K: "the cached keys" State,
         /// The values of the cache.
         V: "the cached values" State,
+        /// Gamma of the query heads: `[qk_dim]`.
+        QGamma: "the gamma of the queries" Read,
+        /// Gamma of the key heads: `[qk_dim]`.
+        KGamma: "the gamma of the keys" Read,
         /// Factor of each head of cached keys: f32.
         KFactors: "the factors of the keys" Read,
         /// Factor of each head of cached values: f32.
@@ -292,7 +318,7 @@ impl CheckedKvAppend {
 
     /// Whether queries and keys change before they are stored.
     pub fn rotates_queries(&self) -> bool {
-        self.rotary.is_some() || self.rotate_k
+        self.rotary.is_some() || self.rotate_k || self.head_norm.is_some()
     }
 
     /// Whether the rotary embedding follows the Hadamard rotation.
@@ -319,6 +345,8 @@ impl Operation for CheckedKvAppend {
             (appends, O::NewV),
             (appends, O::K),
             (appends, O::V),
+            (self.head_norm.is_some() && self.heads > 0, O::QGamma),
+            (self.head_norm.is_some() && appends, O::KGamma),
             (factors, O::KFactors),
             (factors, O::VFactors),
             (scales, O::KScales),
@@ -352,6 +380,7 @@ impl Operation for CheckedKvAppend {
 
     fn describe(&self) -> String {
         let Self { addressing, heads, kv_heads, qk_dim, dtype, kv, .. } = self;
+        let normed = if self.head_norm.is_some() { ", normed" } else { "" };
         let rotated = if self.rotary.is_some() { ", rotated" } else { "" };
         let hadamard = match (self.rotate_k, self.rotate_v) {
             (false, false) => "",
@@ -362,10 +391,12 @@ impl Operation for CheckedKvAppend {
         };
         let tokens = addressing.tokens;
         if !self.appends() {
-            return format!("{tokens} tokens of {heads} heads x {qk_dim} in {dtype}, in place{rotated}{hadamard}");
+            return format!(
+                "{tokens} tokens of {heads} heads x {qk_dim} in {dtype}, in place{normed}{rotated}{hadamard}"
+            );
         }
         let of = format!("{tokens} tokens of {heads} heads and {kv_heads} KV heads x {qk_dim} from {dtype} to {kv}");
-        format!("{of}{rotated}{hadamard}")
+        format!("{of}{normed}{rotated}{hadamard}")
     }
 
     fn is_nothing(&self) -> bool {

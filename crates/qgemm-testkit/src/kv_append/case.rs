@@ -4,6 +4,7 @@
 use std::fmt;
 
 use qgemm_api::{Rotary, RotaryScaling};
+use qgemm_formats::DType;
 use qgemm_hal::RotaryPairs;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -66,6 +67,8 @@ pub struct KvAppendCase {
     pub in_place: bool,
     /// Hadamard rotation of queries and keys, and of values.
     pub hadamard: [bool; 2],
+    /// Epsilon and type of gamma of the norm of query and key heads, if any.
+    pub head_norm: Option<(f32, DType)>,
     /// The rotary embedding, if any.
     pub rotary: Option<RotaryCase>,
     /// Offset from key indices to positions, if positions are given.
@@ -81,6 +84,7 @@ impl KvAppendCase {
             has_queries: true,
             in_place: false,
             hadamard: [false; 2],
+            head_norm: None,
             rotary: Some(rotary),
             positions_from: None,
         }
@@ -88,7 +92,7 @@ impl KvAppendCase {
 
     /// Whether queries change.
     pub(super) fn rotates_queries(&self) -> bool {
-        self.has_queries && (self.rotary.is_some() || self.hadamard[0])
+        self.has_queries && (self.rotary.is_some() || self.hadamard[0] || self.head_norm.is_some())
     }
 
     /// Values `[tokens, heads, columns]`, representable in the type:
@@ -98,6 +102,14 @@ impl KvAppendCase {
         let count = self.of.tokens() * heads * columns;
         let values: Vec<f32> = (0..count).map(|_| normal(&mut rng)).collect();
         self.of.dtype.decode(&self.of.dtype.encode(&values))
+    }
+
+    /// Gamma of queries (`salt` 8) or keys (9), representable in its type.
+    pub(super) fn gamma(&self, salt: u64) -> Vec<f32> {
+        let Some((_, dtype)) = self.head_norm else { return Vec::new() };
+        let mut rng = StdRng::seed_from_u64(self.of.seed ^ salt << 40);
+        let values: Vec<f32> = (0..self.of.dims.0).map(|_| rng.random_range(0.5..1.5)).collect();
+        dtype.decode(&dtype.encode(&values))
     }
 
     /// Cosines (`salt` 6) or sines (7), with gaps between rows. They
@@ -144,6 +156,9 @@ impl fmt::Display for KvAppendCase {
         }
         for (name, _) in ["k", "v"].into_iter().zip(self.hadamard).filter(|(_, is_rotated)| *is_rotated) {
             write!(f, " hadamard-{name}")?;
+        }
+        if let Some((eps, dtype)) = self.head_norm {
+            write!(f, " head-norm={dtype},{eps}")?;
         }
         match &self.rotary {
             None => f.write_str(" not rotated")?,

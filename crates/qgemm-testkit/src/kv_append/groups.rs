@@ -15,6 +15,7 @@ pub(super) const GROUPS: &[Cases<KvAppendCase>] = &[
     group("kv_append_angles", "both kinds of pairs, bases, scalings, late positions, tables", angles),
     group("kv_append_layouts", "strides, heads before tokens, unaligned operands", layouts),
     group("kv_append_hadamard", "Hadamard rotation of keys and values in every format and dim", hadamard),
+    group("kv_append_head_norm", "norms of query and key heads before every rotation, format and dim", head_norm),
     group("kv_append_in_place", "heads rotated in place: Hadamard, inverse rotary embedding, both", in_place),
 ];
 
@@ -144,6 +145,43 @@ fn hadamard() -> Vec<KvAppendCase> {
         let (gap, offset) = [(0, 0), (3, 1), (8, 0), (5, 2)][i];
         let of = AttentionCase { dims, gap, offset, ..AttentionCase::new(&[(2, 5), (2, 2)], (4, 2), 8, types(i)) };
         cases.push(KvAppendCase { hadamard: [true, true], ..KvAppendCase::new(of) });
+    }
+    numbered(cases)
+}
+
+fn head_norm() -> Vec<KvAppendCase> {
+    let mut cases = Vec::new();
+    for (i, dims) in
+        [(64, 64), (80, 80), (96, 96), (128, 128), (256, 256), (8, 8), (192, 128), (72, 40)].into_iter().enumerate()
+    {
+        let heads = [(32, 8), (4, 1), (5, 5)][i % 3];
+        let of = AttentionCase { dims, ..AttentionCase::new(&[(3, 7), (3, 3)], heads, 8, types(i)) };
+        for (j, rotated) in [dims.0, dims.0 / 2, 12.min(dims.0), 0].into_iter().enumerate() {
+            let rotary = (rotated > 0).then(|| RotaryCase::new(rotated, pairs(i + j)));
+            let head_norm = Some(([1e-6, 1e-5][j % 2], types(i + j)));
+            let case = KvAppendCase { head_norm, rotary, has_queries: j != 2, ..KvAppendCase::new(of.clone()) };
+            cases.push(KvAppendCase { hadamard: [j == 1, j == 3], ..case });
+        }
+    }
+    for (i, kv) in KvFormat::ALL.into_iter().enumerate() {
+        for (j, lengths) in [&[(1, 300)][..], &[(40, 64); 3]].into_iter().enumerate() {
+            let of = AttentionCase {
+                kv,
+                places: AttentionStorage::Paged(16),
+                ..AttentionCase::new(lengths, (8, 2), 128, types(i))
+            };
+            let head_norm = Some((1e-6, types(i + j)));
+            cases.push(KvAppendCase {
+                head_norm,
+                rotary: Some(RotaryCase::new(128, pairs(i + j))),
+                ..KvAppendCase::new(of)
+            });
+        }
+    }
+    for (i, (gap, offset)) in [(3, 1), (8, 0), (0, 1)].into_iter().enumerate() {
+        let of = AttentionCase { gap, offset, ..AttentionCase::new(&[(2, 9), (2, 2)], (4, 2), 64, types(i)) };
+        let case = KvAppendCase { head_norm: Some((1e-6, types(i + 1))), ..KvAppendCase::new(of) };
+        cases.extend([case.clone(), KvAppendCase { in_place: true, hadamard: [i == 1, false], ..case }]);
     }
     numbered(cases)
 }

@@ -1,4 +1,4 @@
-//! Rotary embedding and Hadamard rotation in f64, from their
+//! Head norm, rotary embedding and Hadamard rotation in f64, from their
 //! definitions.
 
 use std::f64::consts::TAU;
@@ -66,8 +66,9 @@ fn frequency(rotary: &RotaryCase, pair: usize) -> f64 {
 /// Features, and the energy of each one's summands.
 type Head = (Vec<f64>, Vec<f64>);
 
-/// A query or a key after its rotations.
-pub(super) fn rotated(case: &KvAppendCase, angles: &[(f64, f64)], head: &[f32]) -> Head {
+/// A query or a key after its norm and rotations. Without a norm, `gamma` is empty.
+pub(super) fn rotated(case: &KvAppendCase, angles: &[(f64, f64)], gamma: &[f32], head: &[f32]) -> Head {
+    let given = |head: &[f32]| case.head_norm.map_or_else(|| given(head), |(eps, _)| normed(head, gamma, eps));
     let hadamard = |head: Head| if case.hadamard[0] { hadamard(head) } else { head };
     match &case.rotary {
         None => hadamard(given(head)),
@@ -79,6 +80,13 @@ pub(super) fn rotated(case: &KvAppendCase, angles: &[(f64, f64)], head: &[f32]) 
 /// A value after its rotation.
 pub(super) fn rotated_value(case: &KvAppendCase, head: &[f32]) -> Head {
     if case.hadamard[1] { hadamard(given(head)) } else { given(head) }
+}
+
+fn normed(head: &[f32], gamma: &[f32], eps: f32) -> Head {
+    let squares: f64 = head.iter().map(|&value| f64::from(value).powi(2)).sum();
+    let root = (squares / head.len() as f64 + f64::from(eps)).sqrt();
+    let of_pair = |(&value, &gamma): (&f32, &f32)| f64::from(value) / root * f64::from(gamma);
+    head.iter().zip(gamma).map(of_pair).map(|value| (value, value.powi(2))).unzip()
 }
 
 fn given(head: &[f32]) -> Head {

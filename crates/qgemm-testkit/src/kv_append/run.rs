@@ -1,6 +1,7 @@
 //! Runs one KV-cache append on a device and judges the result.
 
 use qgemm_api::{Context, DeviceKind, Error, KvAppend, KvAppendArgs, KvAppendPlan};
+use qgemm_formats::DType;
 use qgemm_hal::KvFormat;
 
 use super::case::KvAppendCase;
@@ -124,6 +125,9 @@ fn append(case: &KvAppendCase, stored: &Stored) -> KvAppend {
         .v_strides(stored.v.strides)
         .alignment(stored.q.alignment())
         .kv_alignment(stored.k.alignment);
+    if let Some((eps, gamma)) = case.head_norm {
+        append = append.head_norm(eps, gamma);
+    }
     if let Some(rotary) = &case.rotary {
         append = append.rotary(rotary.rotary());
     }
@@ -156,6 +160,9 @@ fn run_on(
     let (k_factors, v_factors) = (ctx.upload(&of.factors(4))?, ctx.upload(&of.factors(5))?);
     let positions = ctx.upload(&case.positions())?;
     let (cos, sin) = (ctx.upload(&inputs.tables[0])?, ctx.upload(&inputs.tables[1])?);
+    let of_gamma = case.head_norm.map_or(DType::F32, |(_, dtype)| dtype);
+    let q_gamma = ctx.upload(&of_gamma.encode(&case.gamma(8)))?;
+    let k_gamma = ctx.upload(&of_gamma.encode(&case.gamma(9)))?;
     let paged = matches!(of.places, AttentionStorage::Paged(_));
     let mut args = match case.in_place {
         true => KvAppendArgs::in_place(q.slice_mut(stored.q.range())?),
@@ -182,6 +189,10 @@ fn run_on(
     args.kv_lengths = (paged || matches!(of.places, AttentionStorage::Lengths(_))).then(|| (&lengths).into());
     args.block_table = (paged && !case.in_place).then(|| (&table).into());
     args.positions = case.positions_from.is_some().then(|| (&positions).into());
+    if case.head_norm.is_some() {
+        args.q_gamma = case.has_queries.then(|| (&q_gamma).into());
+        args.k_gamma = (!case.in_place).then(|| (&k_gamma).into());
+    }
     if case.rotary.is_some_and(|rotary| rotary.tables.is_some()) {
         args.cos = Some((&cos).into());
         args.sin = Some((&sin).into());
@@ -258,6 +269,7 @@ fn check(
     let (mut k_rest, mut v_rest) = (written.k.clone(), written.v.clone());
     let (positions, got_q) = (case.positions(), stored.q.decode(&written.q));
     let (k_factors, v_factors) = (of.factors(4), of.factors(5));
+    let (q_gamma, k_gamma) = (case.gamma(8), case.gamma(9));
     for (token, key) in case.keys().into_iter().enumerate() {
         let angles = key.and_then(|_| angles(case, positions[token], &inputs.tables));
         for head in 0..heads {
@@ -265,7 +277,7 @@ fn check(
             let given = &inputs.q[at.clone()];
             match &angles {
                 Some(angles) if case.rotates_queries() => {
-                    queries.push(got_q[at].iter().copied(), rotated(case, angles, given));
+                    queries.push(got_q[at].iter().copied(), rotated(case, angles, &q_gamma, given));
                 }
                 // Not rotated: unchanged to the bit.
                 _ if got_q[at.clone()] != *given => {
@@ -281,7 +293,7 @@ fn check(
             let new = |all: &[f32], columns: usize| all[(token * kv_heads + head) * columns..][..columns].to_vec();
             let factor = |all: &[f32]| if of.kv.has_factors() { all[head] } else { 1.0 };
             let got = stored.k.take(of, qk, [row, head], factor(&k_factors), &written.k_scales, &mut k_rest);
-            keys.push(got, rotated(case, angles, &new(&inputs.new_k, qk)));
+            keys.push(got, rotated(case, angles, &k_gamma, &new(&inputs.new_k, qk)));
             let got = stored.v.take(of, v_dim, [row, head], factor(&v_factors), &written.v_scales, &mut v_rest);
             values.push(got, rotated_value(case, &new(&inputs.new_v, v_dim)));
         }

@@ -58,12 +58,14 @@ pub(super) fn random_case(seed: u64) -> KvAppendCase {
         tables: rng.random_ratio(1, 4).then(|| skewed(rng, 200)),
         inverse: rng.random_ratio(1, 4),
     };
+    let head_norm = (rotary.tables.is_none() && rng.random_ratio(1, 3)).then(|| (1e-6, pick(rng, &DType::ALL)));
     let in_place = rng.random_ratio(1, 5);
     let mut hadamard = || rng.random_ratio(1, 2);
     KvAppendCase {
         of,
         hadamard: [hadamard(), hadamard() && !in_place],
         in_place,
+        head_norm,
         has_queries: in_place || rng.random_ratio(4, 5),
         rotary: rng.random_ratio(5, 6).then_some(rotary),
         positions_from: rng.random_ratio(1, 3).then(|| rng.random_range(0..100_000)),

@@ -1,6 +1,6 @@
 //! `kv_append`: separate kernels for queries, keys and values. An
 //! invocation has a pair of features, or eight when it quantizes or
-//! shares a Hadamard rotation.
+//! shares a head norm or a Hadamard rotation.
 
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
@@ -72,7 +72,7 @@ struct Params {
     block_table_base: u32,
     positions_base: u32,
     angles_base: u32,
-    sines_base: u32,
+    sines_or_gamma_base: u32,
     scales_base: u32,
 }
 
@@ -91,6 +91,8 @@ struct Part {
     written: (KvAppendOperand, KvRows),
     is_rotated: bool,
     has_hadamard: bool,
+    /// Gamma of the head norm, if there is one.
+    gamma: Option<KvAppendOperand>,
     /// Output format.
     numbers: KvNumbers,
     /// Factors that are read, or scales that are written.
@@ -100,14 +102,18 @@ struct Part {
 impl Part {
     /// Features of an invocation.
     fn features(&self) -> usize {
-        if self.numbers == KvNumbers::Plain && !self.has_hadamard { 2 } else { 8 }
+        if self.numbers == KvNumbers::Plain && !self.has_whole_heads() { 2 } else { 8 }
     }
 
-    /// Workgroups of a token. With a Hadamard rotation they
-    /// have whole heads.
+    /// Whether workgroups have whole heads, whose features meet.
+    fn has_whole_heads(&self) -> bool {
+        self.has_hadamard || self.gamma.is_some()
+    }
+
+    /// Workgroups of a token.
     fn groups_of_token(&self) -> usize {
         let of_head = self.columns / self.features();
-        match self.has_hadamard {
+        match self.has_whole_heads() {
             true => self.heads.div_ceil(THREADS as usize / of_head),
             false => (self.heads * of_head).div_ceil(THREADS as usize),
         }
@@ -116,7 +122,7 @@ impl Part {
     /// Bytes of workgroup memory.
     fn shared_bytes(&self) -> u32 {
         let extremes = if self.numbers == KvNumbers::Blocks { 8 } else { 0 };
-        let features = if self.has_hadamard { 32 } else { 0 };
+        let features = if self.has_whole_heads() { 36 } else { 0 };
         THREADS * (extremes + features)
     }
 
@@ -149,6 +155,7 @@ fn parts(op: &CheckedKvAppend) -> Vec<Part> {
         written: (O::K, op.k),
         is_rotated: rotated,
         has_hadamard: op.rotate_k,
+        gamma: op.head_norm.map(|_| O::KGamma),
         numbers,
         scales: k_scales,
     };
@@ -160,6 +167,7 @@ fn parts(op: &CheckedKvAppend) -> Vec<Part> {
         written: (O::V, op.v),
         is_rotated: false,
         has_hadamard: op.rotate_v,
+        gamma: None,
         numbers,
         scales: v_scales,
     };
@@ -171,6 +179,7 @@ fn parts(op: &CheckedKvAppend) -> Vec<Part> {
         written: (O::Q, in_place),
         is_rotated: rotated,
         has_hadamard: op.rotate_k,
+        gamma: op.head_norm.map(|_| O::QGamma),
         numbers: KvNumbers::Plain,
         scales: None,
     };
@@ -219,6 +228,11 @@ fn angle_bytes(op: &CheckedKvAppend) -> (usize, usize) {
 /// Checks that the kernels support `op`.
 fn check(op: &CheckedKvAppend, limit: u64) -> Result<(), Unsupported> {
     let Addressing { sequences, tokens, .. } = op.addressing;
+    // Kernels have no binding for gamma beside two tables.
+    if op.head_norm.is_some() && matches!(op.angles(), Some(RotaryAngles::Tables { .. })) {
+        let why = "normalizes heads if angles come from frequencies: with tables, run the norm before";
+        return Err(Unsupported::new(why));
+    }
     let mut sizes = vec![
         ("the block table", sequences * op.addressing.paging().width * WORD),
         ("the tables of angles", angle_bytes(op).0),
@@ -274,8 +288,20 @@ impl Family<CheckedKvAppend> for KvAppend {
             let step = LaunchStep::new::<KvAppendOperand>(kernel_id(op, part.step), geometry, Arc::new(kernel));
             let others = |operand: &KvAppendOperand| {
                 use KvAppendOperand as O;
-                let of_one = [O::Q, O::NewK, O::NewV, O::K, O::V, O::KFactors, O::VFactors, O::KScales, O::VScales];
-                let own = [Some(part.written.0), part.source.map(|(source, _)| source), part.scales];
+                let of_one = [
+                    O::Q,
+                    O::NewK,
+                    O::NewV,
+                    O::K,
+                    O::V,
+                    O::KFactors,
+                    O::VFactors,
+                    O::KScales,
+                    O::VScales,
+                    O::QGamma,
+                    O::KGamma,
+                ];
+                let own = [Some(part.written.0), part.source.map(|(source, _)| source), part.scales, part.gamma];
                 !of_one.contains(operand) || own.contains(&Some(*operand))
             };
             Ok(step.bind_all(op.operands().into_iter().filter(others)))
@@ -306,6 +332,8 @@ fn shader(op: &CheckedKvAppend, part: &Part) -> Shader {
         ("ROTARY_PAIRS", pairs as u32),
         ("HADAMARD_EIGHTS", (block / 8) as u32),
         ("HADAMARD_SCALE", hadamard_scale(block).to_bits()),
+        ("EPS", op.head_norm.map_or(0, |norm| norm.eps.to_bits())),
+        ("GAMMA_DTYPE", op.head_norm.map_or(0, |norm| dtype_code(norm.gamma))),
         ("DTYPE", dtype_code(op.dtype)),
         ("KV_DTYPE", written),
         ("SOURCE_TOKEN", stride(source.token_stride)),
@@ -323,10 +351,12 @@ fn shader(op: &CheckedKvAppend, part: &Part) -> Shader {
         ("TABLE", has_table),
         ("POSITIONS", op.positions),
         ("TABLES", matches!(op.angles(), Some(RotaryAngles::Tables { .. }))),
+        ("NORMED", part.gamma.is_some()),
+        ("HADAMARD", part.has_hadamard),
         ("TURNS_LAST", op.turns_last()),
         ("INTERLEAVED", op.rotary.is_some_and(|rotary| rotary.pairs == RotaryPairs::Interleaved)),
     ];
-    compose_kv_append(&words, &choices, part.numbers, part.has_hadamard)
+    compose_kv_append(&words, &choices, part.numbers, part.has_whole_heads())
 }
 
 /// One of the kernels. A launch allocates no device memory.
@@ -380,7 +410,7 @@ impl PartKernel {
         let (table_bytes, frequency_bytes) = angle_bytes(op);
         let (angle_operand, angle_bytes) =
             if table_bytes > 0 { (O::Cos, table_bytes) } else { (O::Frequencies, frequency_bytes) };
-        let (source, q_offsets, kv_index, block_table, positions, angles, sines, written);
+        let (source, q_offsets, kv_index, block_table, positions, angles, sines_or_gamma, written);
         let read = part.source.map_or(O::NewK, |(operand, _)| operand);
         (source, p.source_base) = touched(read, 0..source_bytes, op.dtype.bytes()).bind(shared)?;
         (q_offsets, p.q_offsets_base) = words(O::QOffsets, (sequences + 1) * WORD)?;
@@ -388,10 +418,16 @@ impl PartKernel {
         (block_table, p.block_table_base) = words(O::BlockTable, sequences * width * WORD)?;
         (positions, p.positions_base) = words(O::Positions, tokens * WORD)?;
         (angles, p.angles_base) = words(angle_operand, angle_bytes)?;
-        (sines, p.sines_base) = words(O::Sin, table_bytes)?;
+        (sines_or_gamma, p.sines_or_gamma_base) = match (part.gamma, op.head_norm) {
+            (Some(gamma), Some(norm)) => {
+                let width = norm.gamma.bytes();
+                touched(gamma, 0..part.columns * width, width).bind(shared)?
+            }
+            _ => words(O::Sin, table_bytes)?,
+        };
         let width = if part.source.is_some() { op.kv.width() } else { op.dtype.bytes() };
         (written, p.written_base) = touched(part.written.0, 0..written_bytes, width).bind_written(shared)?;
-        let mut bindings = vec![source, q_offsets, kv_index, block_table, positions, angles, sines, written];
+        let mut bindings = vec![source, q_offsets, kv_index, block_table, positions, angles, sines_or_gamma, written];
         if let Some(operand) = part.scales {
             let (bytes, width) = cache(op, part).scale_bytes();
             let scales = touched(operand, 0..bytes, width);
@@ -417,7 +453,7 @@ impl Kernel for PartKernel {
 #[cfg(test)]
 pub(crate) fn all_shaders() -> Vec<Shader> {
     use qgemm_formats::DType;
-    use qgemm_hal::{CheckedRotary, KvFormat};
+    use qgemm_hal::{CheckedRotary, HeadNorm, KvFormat};
     let rows = HeadRows { token_stride: 256, head_stride: 64, aligned: true };
     let cache = KvRows { page_stride: 1024, rows };
     let addressing = Addressing {
@@ -426,6 +462,7 @@ pub(crate) fn all_shaders() -> Vec<Shader> {
         queries: QueryLengths::Offsets { most: 2 },
         most_keys: 64,
         places: KvAddressing::Offsets { rows: 100 },
+        settled: false,
     };
     let plain = CheckedKvAppend {
         addressing,
@@ -440,6 +477,7 @@ pub(crate) fn all_shaders() -> Vec<Shader> {
         new_v: rows,
         k: cache,
         v: cache,
+        head_norm: None,
         rotary: None,
         rotate_k: false,
         rotate_v: false,
@@ -464,12 +502,15 @@ pub(crate) fn all_shaders() -> Vec<Shader> {
     let rotated = CheckedKvAppend { rotary: Some(neox), dtype: DType::F32, ..plain };
     let codes = [KvFormat::E4M3, KvFormat::Q8_0, KvFormat::Q4_0].map(|kv| CheckedKvAppend { kv, ..chosen });
     let last = CheckedRotary { inverse: true, ..neox };
+    let of_heads = [DType::F32, DType::BF16]
+        .map(|gamma| CheckedKvAppend { head_norm: Some(HeadNorm { eps: 1e-6, gamma }), ..rotated });
     let hadamard = [plain, chosen, rotated, CheckedKvAppend { rotary: Some(last), ..plain }].into_iter().chain(codes);
     let hadamard: Vec<_> = hadamard.map(|op| CheckedKvAppend { rotate_k: true, rotate_v: true, ..op }).collect();
     [plain, chosen, rotated]
         .iter()
         .chain(&codes)
         .chain(&hadamard)
+        .chain(&of_heads)
         .flat_map(|op| parts(op).into_iter().map(|part| shader(op, &part)))
         .collect()
 }

@@ -72,7 +72,7 @@ pub(super) const KV_APPEND_BYTES: &str = include_str!("../../shaders/kv_append_b
 pub(super) const KV_APPEND_CODES: &str = include_str!("../../shaders/kv_append_codes.wgsl");
 pub(super) const KV_APPEND_FACTOR: &str = include_str!("../../shaders/kv_append_factor.wgsl");
 pub(super) const KV_APPEND_BLOCKS: &str = include_str!("../../shaders/kv_append_blocks.wgsl");
-pub(super) const KV_APPEND_HADAMARD: &str = include_str!("../../shaders/kv_append_hadamard.wgsl");
+pub(super) const KV_APPEND_HEADS: &str = include_str!("../../shaders/kv_append_heads.wgsl");
 pub(super) const INDEXER_PARAMS: &str = include_str!("../../shaders/indexer_params.wgsl");
 pub(super) const INDEXER_SCORE: &str = include_str!("../../shaders/indexer_score.wgsl");
 pub(super) const INDEXER_CHOOSE: &str = include_str!("../../shaders/indexer_choose.wgsl");
@@ -168,7 +168,7 @@ pub(crate) const KV_APPEND_TEXTS: [&str; 10] = [
     KV_APPEND_BLOCKS,
     KV_APPEND_BYTES,
     KV_APPEND_CODES,
-    KV_APPEND_HADAMARD,
+    KV_APPEND_HEADS,
 ];
 
 /// All texts of `indexer`.

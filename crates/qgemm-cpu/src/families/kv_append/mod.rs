@@ -7,6 +7,7 @@
 
 mod cache;
 mod hadamard;
+mod head_norm;
 mod rotary;
 
 use std::ops::Range;
@@ -29,6 +30,7 @@ use crate::simd::Simd;
 use crate::source_hash::SOURCE_HASH;
 use cache::{Cache, Written};
 use hadamard::hadamard;
+use head_norm::{gamma_of, normalize};
 use rotary::{cos_sin, turn};
 
 /// Elements below which only the calling thread works, because
@@ -137,6 +139,8 @@ struct Appended<'a> {
     cache: Cache<'a>,
     to: KvRows,
     factors: Option<&'a [f32]>,
+    /// Gamma of the head norm.
+    gamma: Option<Vec<f32>>,
     columns: usize,
     is_turned: bool,
     has_hadamard: bool,
@@ -153,6 +157,8 @@ struct Job<'a> {
     op: &'a CheckedKvAppend,
     simd: &'static Simd,
     q: Option<Written<'a>>,
+    /// Gamma of the norm of query heads.
+    q_gamma: Option<Vec<f32>>,
     /// New keys and values. None when heads are rotated in
     /// place alone.
     appended: Option<[Appended<'a>; 2]>,
@@ -199,11 +205,13 @@ impl<'a> Job<'a> {
                 Some(Written::new(operands.take_mut(O::Q), O::Q.name(), end)?)
             }
         };
+        let q_gamma = op.head_norm.filter(|_| op.heads > 0);
+        let q_gamma = q_gamma.map(|norm| gamma_of(&norm, simd, &mut operands, O::QGamma, op.qk_dim)).transpose()?;
         let appended = match op.appends() {
-            true => Some([Appended::keys(op, &mut operands)?, Appended::values(op, &mut operands)?]),
+            true => Some([Appended::keys(op, simd, &mut operands)?, Appended::values(op, &mut operands)?]),
             false => None,
         };
-        Ok(Self { op, simd, q, appended, index, positions, angles })
+        Ok(Self { op, simd, q, q_gamma, appended, index, positions, angles })
     }
 
     fn run(&self, threads: usize) {
@@ -256,6 +264,7 @@ impl<'a> Job<'a> {
                         // SAFETY: a token's query heads belong to one task each and
                         // do not overlap: no token belongs to two sequences (`Index::sequence`).
                         unsafe { q.load(self.simd, op.dtype, element, values) };
+                        self.normalize(self.q_gamma.as_deref(), values);
                         self.rotate(&turns, true, op.rotate_k, values);
                         // SAFETY: as above.
                         unsafe { q.store(op.dtype, element, values) };
@@ -287,10 +296,18 @@ impl<'a> Job<'a> {
     ) {
         let (values, dtype) = (&mut values[..of.columns], self.op.dtype);
         self.simd.to_f32(dtype, &of.new[element(&of.from, token, head) * dtype.bytes()..], values);
+        self.normalize(of.gamma.as_deref(), values);
         self.rotate(turns, of.is_turned, of.has_hadamard, values);
         let factor = of.factors.map_or(1.0, |factors| factors[head]);
         // SAFETY: guaranteed by the caller.
         unsafe { of.cache.store(at(&of.to, page, row, head), values, factor) };
+    }
+
+    /// Norm of a head, if it has a gamma.
+    fn normalize(&self, gamma: Option<&[f32]>, values: &mut [f32]) {
+        if let Some((norm, gamma)) = self.op.head_norm.zip(gamma) {
+            normalize(values, gamma, norm.eps);
+        }
     }
 
     /// Rotary embedding, if the head `is_turned`, and Hadamard
@@ -341,11 +358,12 @@ impl<'a> Job<'a> {
 }
 
 impl<'a> Appended<'a> {
-    fn keys(op: &CheckedKvAppend, operands: &mut Operands<'a>) -> Result<Self, HalError> {
+    fn keys(op: &CheckedKvAppend, simd: &Simd, operands: &mut Operands<'a>) -> Result<Self, HalError> {
         use KvAppendOperand as O;
         let names = [O::NewK, O::K, O::KScales, O::KFactors];
         let of = Self::of(op, operands, names, (op.new_k, op.k), op.qk_dim)?;
-        Ok(Self { is_turned: true, has_hadamard: op.rotate_k, ..of })
+        let gamma = op.head_norm.map(|norm| gamma_of(&norm, simd, operands, O::KGamma, op.qk_dim)).transpose()?;
+        Ok(Self { gamma, is_turned: true, has_hadamard: op.rotate_k, ..of })
     }
 
     fn values(op: &CheckedKvAppend, operands: &mut Operands<'a>) -> Result<Self, HalError> {
@@ -382,7 +400,7 @@ impl<'a> Appended<'a> {
         let has_scales = op.kv.has_scales();
         let scales = has_scales.then(|| written(scales, end / KV_BLOCK * KV_SCALE_BYTES)).transpose()?;
         let cache = Cache { format: op.kv, numbers, scales };
-        Ok(Self { new, from, cache, to, factors, columns, is_turned: false, has_hadamard: false })
+        Ok(Self { new, from, cache, to, factors, gamma: None, columns, is_turned: false, has_hadamard: false })
     }
 }
 

@@ -4,6 +4,19 @@
 #pragma once
 #include "attention/sm80/decode_work.cuh"
 
+// First K tile of the warp.
+QG_DEVICE u32 first_tile_of(const KeyRange& keys) {
+    return keys.first / TILE * TILE + thread_index() / 32 / KV_HEADS * TILE;
+}
+// End of the keys that `count` tiles of the warp have.
+QG_DEVICE u32 end_of_tiles(const KeyRange& keys, u32 count) {
+    constexpr u32 STEP_KEYS = KEY_GROUPS * TILE;
+    u32 last = first_tile_of(keys) + (count - 1) * STEP_KEYS;
+#pragma unroll 1
+    while (last >= keys.end && count-- > 1) last -= STEP_KEYS;
+    return least(last + TILE, keys.end);
+}
+
 #if QG_PAIRS
 
 // Two warps share a ring, which TMA fills.
@@ -12,7 +25,11 @@ struct TileWalk {
     u32 first_tile;
 
     QG_DEVICE TileWalk of(TileRing& ring, const KeyRange& keys, u8*) {
-        return {ring, keys.first / TILE * TILE + own_group() * TILE};
+        return {ring, first_tile_of(keys)};
+    }
+    // End of the keys that `fill` copies.
+    QG_DEVICE u32 filled_end(const KeyRange& keys) {
+        return end_of_tiles(keys, SLOTS / 2);
     }
     __device__ __forceinline__ void fill() { ring.fill(first_tile); }
     __device__ __forceinline__ void fill_rest() {}
@@ -47,9 +64,15 @@ struct TileWalk {
     u32 slot;
 
     QG_DEVICE TileWalk of(TileRing& ring, const KeyRange& keys, u8* slots) {
-        const u32 first_tile = keys.first / TILE * TILE + thread_index() / 32 * TILE;
-        const bool has_few_tiles = FEW_TILES != 0 && first_tile + FEW_TILES * WARPS * TILE >= keys.end;
-        return {ring, slots, first_tile, keys.end, has_few_tiles, 0};
+        const u32 first_tile = first_tile_of(keys);
+        return {ring, slots, first_tile, keys.end, are_few_tiles(first_tile, keys), 0};
+    }
+    QG_DEVICE bool are_few_tiles(u32 first_tile, const KeyRange& keys) {
+        return FEW_TILES != 0 && first_tile + FEW_TILES * WARPS * TILE >= keys.end;
+    }
+    // End of the keys that `fill` copies.
+    QG_DEVICE u32 filled_end(const KeyRange& keys) {
+        return end_of_tiles(keys, are_few_tiles(first_tile_of(keys), keys) ? 1 : (SLOTS + 1) / 2);
     }
     __device__ __forceinline__ void fill() {
         if (ring.has_pages) ring.ask_pages(first_tile);

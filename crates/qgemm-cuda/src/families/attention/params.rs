@@ -129,6 +129,7 @@ impl AttentionParams {
             (abi::FLAG_Q_OFFSETS, matches!(op.queries, QueryLengths::Offsets { .. })),
             (abi::FLAG_KV_OFFSETS, matches!(op.places, KvAddressing::Offsets { .. })),
             (abi::FLAG_KV_LENGTHS, width > 0 || matches!(op.places, KvAddressing::Pages { lengths: true, .. })),
+            (abi::FLAG_SETTLED, op.settled),
             (abi::FLAG_LSE, op.lse),
             (abi::FLAG_Q_ALIGNED, op.q.aligned),
             (abi::FLAG_KV_ALIGNED, op.k.rows.aligned && op.v.rows.aligned),

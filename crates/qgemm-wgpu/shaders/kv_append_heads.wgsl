@@ -1,4 +1,4 @@
-// Append with a Hadamard rotation: one invocation per eight features
+// Append with head norms or a Hadamard rotation: one invocation per eight features
 // of a head of a token; a workgroup has whole heads. The file before
 // stores eight features.
 
@@ -13,6 +13,33 @@ fn exchanged(x: array<f32, 8>, thread: u32) {
     workgroupBarrier();
     features[thread] = x;
     workgroupBarrier();
+}
+
+// Sum of squares of the features of each invocation.
+var<workgroup> squares: array<f32, THREADS>;
+
+// RMS norm of the head of these features.
+fn normalized(x: array<f32, 8>, column: u32, thread: u32) -> array<f32, 8> {
+    var result = x;
+    if (!NORMED) {
+        return result;
+    }
+    var own = 0.0;
+    for (var i = 0u; i < 8u; i++) {
+        own += x[i] * x[i];
+    }
+    squares[thread] = own;
+    workgroupBarrier();
+    var sum = 0.0;
+    for (var i = 0u; i < EIGHTS; i++) {
+        sum += squares[min(thread - column / 8u + i, THREADS - 1u)];
+    }
+    let factor = 1.0 / sqrt(sum / f32(COLUMNS) + bitcast<f32>(EPS));
+    for (var i = 0u; i < 8u; i++) {
+        let at = p.sines_or_gamma_base + column + i;
+        result[i] *= factor * element(sines_or_gamma[word_of(at, GAMMA_DTYPE)], at, GAMMA_DTYPE);
+    }
+    return result;
 }
 
 // Rotary embedding of the features from `column` on.
@@ -46,6 +73,9 @@ fn rotary_embedding(x: array<f32, 8>, column: u32, position: u32, thread: u32) -
 // one multiplication, in this order on every device.
 fn hadamard(x: array<f32, 8>, thread: u32) -> array<f32, 8> {
     var sums = x;
+    if (!HADAMARD) {
+        return sums;
+    }
     for (var stride = 1u; stride < 8u; stride *= 2u) {
         for (var i = 0u; i < 8u; i++) {
             if ((i & stride) == 0u) {
@@ -91,6 +121,7 @@ fn main(
             x[i] = load(to.source_at + column + i);
         }
     }
+    x = normalized(x, column, thread);
     if (TURNS_LAST) {
         x = rotary_embedding(hadamard(x, thread), column, to.position, thread);
     } else {
