@@ -19,7 +19,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
         Best last = best_after(shared, row, {NON_FINITE, 0});
         const float best = logit_of(last.order);
         u64 own = 0;
-        row.each(thread, row.vocabulary, QG_THREADS, [&](u32, u32 order) {
+        row.each(0, row.vocabulary, thread, QG_THREADS, [&](u32, u32 order) {
             if (order != EXCLUDED) own += weight_of(logit_of(order) - best, 1.0f);
         });
         const float normalizer = log_sum(cta_prefix(shared, own).total);

@@ -50,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 1) qg_sampling_sample(c
     if (refused != NONE_REFUSED) return write_row(p, index, NO_TOKEN, STATUS_PARAMETER, refused, bits);
     const Row row = p.shape.earlier > 0 ? Row::of_orders(p, index) : Row::of_logits(p, index);
     Best best = {EXCLUDED, NO_TOKEN};
-    row.each(thread_index(), row.vocabulary, QG_THREADS, [&](u32 id, u32 order) {
+    row.each(0, row.vocabulary, thread_index(), QG_THREADS, [&](u32 id, u32 order) {
         if (order > best.order) best = {order, id};
     });
     best = cta_best(shared, best);

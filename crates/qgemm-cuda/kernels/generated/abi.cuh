@@ -414,7 +414,7 @@ struct AttentionShape {
     u32 page_size;  // Rows of a page.
     u32 table_width;  // Columns of the block table; 0 without one.
     u32 window;  // Sliding window: maximum visible keys; 2^32 - 1 without a window.
-    u32 flags;  // `FLAG_` constants: `CAUSAL`, `SOFT_CAP`, `Q_OFFSETS`, `KV_OFFSETS`, `KV_LENGTHS`, `LSE`, `Q_ALIGNED`, `KV_ALIGNED`, `D_ALIGNED`, `GATE_ALIGNED`.
+    u32 flags;  // `FLAG_` constants: `CAUSAL`, `SOFT_CAP`, `Q_OFFSETS`, `KV_OFFSETS`, `KV_LENGTHS`, `LSE`, `Q_ALIGNED`, `KV_ALIGNED`, `D_ALIGNED`, `GATE_ALIGNED`, `SETTLED`.
     u32 dtype;  // Element type of Q and D (0 = f32, 1 = f16, 2 = bf16).
     float factor;  // Scale of q · k: for the soft cap's tanh, or for the base-2 exponent.
     float soft_cap;  // Soft cap, for the base-2 exponent.
@@ -708,6 +708,8 @@ struct KvAppendPointers {
     u64 frequencies;  // Rotation per position, in turns of 2^-64; 0 with tables or without rotation.
     u64 cos;  // Cosines.
     u64 sin;  // Sines.
+    u64 q_gamma;  // Gamma of the query heads; 0 without head norms.
+    u64 k_gamma;  // Gamma of the key heads; 0 without head norms.
     u64 new_k_token;  // Stride between tokens of the new keys.
     u64 new_k_head;  // Stride between heads of the new keys.
     u64 new_v_token;  // Stride between tokens of the new values.
@@ -727,31 +729,41 @@ struct KvAppendPointers {
     float k_scale;  // Factor behind the Hadamard rotation of queries and keys.
     float v_scale;  // Factor behind the Hadamard rotation of values.
     u32 turns_last;  // Whether the rotary embedding follows the Hadamard rotation.
-}; static_assert(sizeof(KvAppendPointers) == 144, "layout");
+    u32 is_normed;  // Whether query and key heads are normalized.
+    u32 gamma_dtype;  // Element type of gamma.
+    float eps;  // Epsilon of the head norms.
+    float head_inverse;  // Inverse of the features of a head.
+}; static_assert(sizeof(KvAppendPointers) == 176, "layout");
 static_assert(QG_OFFSET_OF(KvAppendPointers, new_v) == 8, "layout");
 static_assert(QG_OFFSET_OF(KvAppendPointers, positions) == 16, "layout");
 static_assert(QG_OFFSET_OF(KvAppendPointers, frequencies) == 24, "layout");
 static_assert(QG_OFFSET_OF(KvAppendPointers, cos) == 32, "layout");
 static_assert(QG_OFFSET_OF(KvAppendPointers, sin) == 40, "layout");
-static_assert(QG_OFFSET_OF(KvAppendPointers, new_k_token) == 48, "layout");
-static_assert(QG_OFFSET_OF(KvAppendPointers, new_k_head) == 56, "layout");
-static_assert(QG_OFFSET_OF(KvAppendPointers, new_v_token) == 64, "layout");
-static_assert(QG_OFFSET_OF(KvAppendPointers, new_v_head) == 72, "layout");
-static_assert(QG_OFFSET_OF(KvAppendPointers, table_row) == 80, "layout");
-static_assert(QG_OFFSET_OF(KvAppendPointers, table_positions) == 88, "layout");
-static_assert(QG_OFFSET_OF(KvAppendPointers, rotary_dim) == 92, "layout");
-static_assert(QG_OFFSET_OF(KvAppendPointers, interleaved) == 96, "layout");
-static_assert(QG_OFFSET_OF(KvAppendPointers, new_aligned) == 100, "layout");
-static_assert(QG_OFFSET_OF(KvAppendPointers, head_lanes) == 104, "layout");
-static_assert(QG_OFFSET_OF(KvAppendPointers, splits) == 108, "layout");
-static_assert(QG_OFFSET_OF(KvAppendPointers, lane_heads) == 112, "layout");
-static_assert(QG_OFFSET_OF(KvAppendPointers, amplitude) == 116, "layout");
-static_assert(QG_OFFSET_OF(KvAppendPointers, sine_amplitude) == 120, "layout");
-static_assert(QG_OFFSET_OF(KvAppendPointers, k_lanes) == 124, "layout");
-static_assert(QG_OFFSET_OF(KvAppendPointers, v_lanes) == 128, "layout");
-static_assert(QG_OFFSET_OF(KvAppendPointers, k_scale) == 132, "layout");
-static_assert(QG_OFFSET_OF(KvAppendPointers, v_scale) == 136, "layout");
-static_assert(QG_OFFSET_OF(KvAppendPointers, turns_last) == 140, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, q_gamma) == 48, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, k_gamma) == 56, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, new_k_token) == 64, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, new_k_head) == 72, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, new_v_token) == 80, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, new_v_head) == 88, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, table_row) == 96, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, table_positions) == 104, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, rotary_dim) == 108, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, interleaved) == 112, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, new_aligned) == 116, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, head_lanes) == 120, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, splits) == 124, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, lane_heads) == 128, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, amplitude) == 132, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, sine_amplitude) == 136, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, k_lanes) == 140, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, v_lanes) == 144, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, k_scale) == 148, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, v_scale) == 152, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, turns_last) == 156, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, is_normed) == 160, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, gamma_dtype) == 164, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, eps) == 168, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, head_inverse) == 172, "layout");
 struct ShortConvShape {
     u32 sequences;  // Sequences.
     u32 tokens;  // Tokens of all sequences.
@@ -1073,6 +1085,7 @@ constexpr u32 QG_FLAG_X_IN_SUM = 67108864;
 constexpr u32 QG_FLAG_RESIDUAL_IN_SUM = 134217728;
 constexpr u32 QG_FLAG_GATE = 536870912;
 constexpr u32 QG_FLAG_GATE_BEFORE = 1073741824;
+constexpr u32 QG_FLAG_SETTLED = 1073741824;
 constexpr u32 QG_GEMM_FLAGS = 8191;
 constexpr u32 QG_ACTIVATION_IDENTITY = 0;
 constexpr u32 QG_ACTIVATION_RELU = 1;

@@ -64,7 +64,7 @@ QG_DEVICE Cut cut_row(SharedStorage& shared, const Row& row, const Cut& of, F&& 
         const u32 width = digit < 2 ? 11 : 10, above = shift;
         shift -= width;
         clear_bins(shared);
-        row.each(thread_index(), row.vocabulary, QG_THREADS, [&](u32 id, u32 order) {
+        row.each(0, row.vocabulary, thread_index(), QG_THREADS, [&](u32 id, u32 order) {
             if ((u64)order >> above != prefix || !of.keeps(id, order)) return;
             const u32 own = measure(order);
             if (own != 0) add_to_bin(shared, order >> shift & ((1u << width) - 1), own);

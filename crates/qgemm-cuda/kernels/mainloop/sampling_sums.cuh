@@ -13,8 +13,8 @@ constexpr u32 WARPS = QG_THREADS / 32;
 // Bins of a histogram over one digit of the orders.
 constexpr u32 BINS = 2048, THREAD_BINS = BINS / QG_THREADS;
 static_assert(WARPS <= 32 && BINS % QG_THREADS == 0, "a lane for each warp, whole bins for each thread");
-// Orders that a thread loads together.
-constexpr u32 TOGETHER = 8;
+// Vectors of four orders that a thread loads together.
+constexpr u32 TOGETHER = 4;
 
 struct SharedStorage {
     u64 of_warps[32];
@@ -40,24 +40,31 @@ struct Row {
     }
     __device__ __forceinline__ u32 word(u32 id) const { return ld_global_u32(words + (u64)id * 4); }
     __device__ __forceinline__ u32 order(u32 id) const { return has_orders ? word(id) : order_of(word(id)); }
-    // Calls `visit` with ids from `begin` on, `stride` apart,
-    // and their orders.
+    // Calls `visit` with the ids from `begin` to `end` that thread
+    // `index` of `threads` has, ascending, and their orders.
     template <class F>
-    __device__ __forceinline__ void each(u32 begin, u32 end, u32 stride, F&& visit) const {
-        for (u32 first = begin; first < end; first += stride * TOGETHER) {
+    __device__ __forceinline__ void each(u32 begin, u32 end, u32 index, u32 threads, F&& visit) const {
+        const u8* const from = words + (u64)begin * 4;
+        // Rows of some vocabularies are not aligned for vectors.
+        const u32 vectors = (u64)from % 16 == 0 ? (end - begin) / 4 : 0;
+        for (u32 first = index; first < vectors; first += threads * TOGETHER) {
             // Without a branch, all loads are in flight together.
-            u32 loaded[TOGETHER];
+            u32x4 loaded[TOGETHER];
 #pragma unroll
             for (u32 i = 0; i < TOGETHER; i++) {
-                const u32 id = first + i * stride;
-                loaded[i] = word(id < end ? id : first);
+                const u32 vector = first + i * threads;
+                loaded[i] = ld_global_v4(from + (u64)(vector < vectors ? vector : first) * 16);
             }
 #pragma unroll
             for (u32 i = 0; i < TOGETHER; i++) {
-                const u32 id = first + i * stride;
-                if (id < end) visit(id, has_orders ? loaded[i] : order_of(loaded[i]));
+                const u32 vector = first + i * threads, id = begin + vector * 4;
+                if (vector >= vectors) continue;
+                const u32 four[4] = {loaded[i].x, loaded[i].y, loaded[i].z, loaded[i].w};
+#pragma unroll
+                for (u32 j = 0; j < 4; j++) visit(id + j, has_orders ? four[j] : order_of(four[j]));
             }
         }
+        for (u32 id = begin + vectors * 4 + index; id < end; id += threads) visit(id, order(id));
     }
 };
 
@@ -105,7 +112,7 @@ QG_DEVICE Best cta_best(SharedStorage& shared, Best own) {
 // The most likely token after `last`.
 QG_DEVICE Best best_after(SharedStorage& shared, const Row& row, const Best& last) {
     Best own = {EXCLUDED, NO_TOKEN};
-    row.each(thread_index(), row.vocabulary, QG_THREADS, [&](u32 id, u32 order) {
+    row.each(0, row.vocabulary, thread_index(), QG_THREADS, [&](u32 id, u32 order) {
         const Best token = {order, id};
         if (order > own.order && last.precedes(token)) own = token;
     });
@@ -121,7 +128,7 @@ QG_DEVICE u32 find_token(SharedStorage& shared, const Row& row, F&& measure, W&&
     const u32 share = (row.vocabulary + QG_THREADS - 1) / QG_THREADS * 32;
     const auto least = [](u32 a, u32 b) { return a < b ? a : b; };
     u64 own = 0;
-    row.each(warp * share + lane, least(row.vocabulary, (warp + 1) * share), 32,
+    row.each(least(row.vocabulary, warp * share), least(row.vocabulary, (warp + 1) * share), lane, 32,
              [&](u32 id, u32 order) { own += measure(id, order); });
     const Prefix of_all = cta_prefix(shared, own);
     const u64 target = wanted(of_all.total);
