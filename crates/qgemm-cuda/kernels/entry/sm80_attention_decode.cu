@@ -47,52 +47,54 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #endif
     u32* const saved = reinterpret_cast<u32*>(reinterpret_cast<u8*>(dynamic_shared()) + SAVED_AT);
     if (thread_index() == 0) st_shared(saved, work.digest(keys) ^ ring.digest());
-    // Tiles of earlier tokens alone are copied before the wait.
-    const bool is_early = is_settled && work.has_earlier_keys(keys) && TileWalk::filled_end(keys) <= beyond(work.s.keys, work.s.queries);
-    if (!is_early) {
+    if (!is_settled) {
         griddepcontrol_wait();
-        if (!is_settled && Work::depends_on_operands(p)) {
+        if (Work::depends_on_operands(p)) {
             work = Work::of(p, place, sequence_of(p, place.sequence));
             keys = work.keys(p);
         }
         griddepcontrol_launch_dependents();
     }
-    if (!work.has_rows()) return;
-    const Sequence& s = work.s;
-    const u32 last_row = work.last_row();
     // Parts without visible keys write no result. If no key
     // is visible at all, part 0 writes the empty result.
-    if (keys.first >= keys.end && !work.is_first_of_no_keys()) return;
-
+    if (!work.has_rows() || (keys.first >= keys.end && !work.is_first_of_no_keys())) {
+        // This kernel ends after the one ahead.
+        if (is_settled) griddepcontrol_wait();
+        return;
+    }
+    const Sequence& s = work.s;
+    const u32 last_row = work.last_row();
 #if QG_BITS
     const u32 mask_row_number = least(first_row + lane % ROWS, last_row);
     ring.mask_range = visible_keys(p, s, mask_row_number / heads);
     ring.mask = mask_row(p, s, kv_head * heads + mask_row_number % heads, mask_row_number / heads);
+#else
+    KeyRange visible[2];
+#pragma unroll
+    for (u32 i = 0; i < 2; i++) visible[i] = visible_keys(p, s, least(first_row + lane_row(i), last_row) / heads);
+    // Tiles that begin below `mixed_before`
+    // or end above `mixed_from` need a mask.
+    const KeyRange visible_to_all = {visible_keys(p, s, work.last_query()).first, visible_keys(p, s, place.first_query).end};
+    const u32 mixed_before = keys.first < visible_to_all.first ? visible_to_all.first : 0, mixed_from = keys.end > visible_to_all.end ? visible_to_all.end : ~0u;
 #endif
     TileWalk walk = TileWalk::of(ring, keys, own_ring);
+    if (thread_index() == 0) SavedWork::of(p, work).save(saved);
+    // Tiles of earlier tokens are copied before the wait,
+    // if no mask chooses among their keys.
+    const bool is_early = !QG_BITS && is_settled && walk.filled_end(keys) <= beyond(s.keys, s.queries);
+    const auto wait_for_launch_ahead = [] {
+        griddepcontrol_wait();
+        griddepcontrol_launch_dependents();
+    };
+    if (is_settled && !is_early) wait_for_launch_ahead();
     // Loads issued after the copies wait for them. The
     // offset correction needs Q early, so it loads Q first.
     QueryOperands q;
     if constexpr (CodeRows::HAS_KEY_OFFSET)
         if (!is_early) q.load(p, work);
     walk.fill();
-    if (is_early) {
-        griddepcontrol_wait();
-        griddepcontrol_launch_dependents();
-    }
+    if (is_early) wait_for_launch_ahead();
     if (is_early || !CodeRows::HAS_KEY_OFFSET) q.load(p, work);
-#if !QG_BITS
-    KeyRange visible[2];
-#pragma unroll
-    for (u32 i = 0; i < 2; i++) visible[i] = visible_keys(p, s, least(first_row + lane_row(i), last_row) / heads);
-#endif
-    if (thread_index() == 0) SavedWork::of(p, work).save(saved);
-#if !QG_BITS
-    // Tiles that begin below `mixed_before`
-    // or end above `mixed_from` need a mask.
-    const KeyRange visible_to_all = {visible_keys(p, s, work.last_query()).first, visible_keys(p, s, place.first_query).end};
-    const u32 mixed_before = keys.first < visible_to_all.first ? visible_to_all.first : 0, mixed_from = keys.end > visible_to_all.end ? visible_to_all.end : ~0u;
-#endif
     LaneRows rows = LaneRows::of(p, kv_head);
     walk.fill_rest();
 #pragma unroll 1

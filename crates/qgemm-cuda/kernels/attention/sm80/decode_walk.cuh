@@ -4,16 +4,11 @@
 #pragma once
 #include "attention/sm80/decode_work.cuh"
 
-// First K tile of the warp.
-QG_DEVICE u32 first_tile_of(const KeyRange& keys) {
-    return keys.first / TILE * TILE + thread_index() / 32 / KV_HEADS * TILE;
-}
-// End of the keys that `count` tiles of the warp have.
-QG_DEVICE u32 end_of_tiles(const KeyRange& keys, u32 count) {
-    constexpr u32 STEP_KEYS = KEY_GROUPS * TILE;
-    u32 last = first_tile_of(keys) + (count - 1) * STEP_KEYS;
+// End of the keys of a warp's `count` tiles from `first_tile` on.
+QG_DEVICE u32 end_of_tiles(const KeyRange& keys, u32 first_tile, u32 count) {
+    u32 last = first_tile;
 #pragma unroll 1
-    while (last >= keys.end && count-- > 1) last -= STEP_KEYS;
+    for (u32 i = 1; i < count && last + KEY_GROUPS * TILE < keys.end; i++) last += KEY_GROUPS * TILE;
     return least(last + TILE, keys.end);
 }
 
@@ -25,12 +20,10 @@ struct TileWalk {
     u32 first_tile;
 
     QG_DEVICE TileWalk of(TileRing& ring, const KeyRange& keys, u8*) {
-        return {ring, first_tile_of(keys)};
+        return {ring, keys.first / TILE * TILE + own_group() * TILE};
     }
     // End of the keys that `fill` copies.
-    QG_DEVICE u32 filled_end(const KeyRange& keys) {
-        return end_of_tiles(keys, SLOTS / 2);
-    }
+    __device__ __forceinline__ u32 filled_end(const KeyRange& keys) const { return end_of_tiles(keys, first_tile, SLOTS / 2); }
     __device__ __forceinline__ void fill() { ring.fill(first_tile); }
     __device__ __forceinline__ void fill_rest() {}
     __device__ __forceinline__ const u8* wait() { return ring.wait(); }
@@ -64,15 +57,13 @@ struct TileWalk {
     u32 slot;
 
     QG_DEVICE TileWalk of(TileRing& ring, const KeyRange& keys, u8* slots) {
-        const u32 first_tile = first_tile_of(keys);
-        return {ring, slots, first_tile, keys.end, are_few_tiles(first_tile, keys), 0};
-    }
-    QG_DEVICE bool are_few_tiles(u32 first_tile, const KeyRange& keys) {
-        return FEW_TILES != 0 && first_tile + FEW_TILES * WARPS * TILE >= keys.end;
+        const u32 first_tile = keys.first / TILE * TILE + thread_index() / 32 * TILE;
+        const bool has_few_tiles = FEW_TILES != 0 && first_tile + FEW_TILES * WARPS * TILE >= keys.end;
+        return {ring, slots, first_tile, keys.end, has_few_tiles, 0};
     }
     // End of the keys that `fill` copies.
-    QG_DEVICE u32 filled_end(const KeyRange& keys) {
-        return end_of_tiles(keys, are_few_tiles(first_tile_of(keys), keys) ? 1 : (SLOTS + 1) / 2);
+    __device__ __forceinline__ u32 filled_end(const KeyRange& keys) const {
+        return end_of_tiles(keys, first_tile, has_few_tiles ? 1 : (SLOTS + 1) / 2);
     }
     __device__ __forceinline__ void fill() {
         if (ring.has_pages) ring.ask_pages(first_tile);

@@ -72,11 +72,6 @@ struct Work {
         const u32 part_first = place.part * p.at.part_keys;
         return {most(visible.first, part_first), least(visible.end, part_first + p.at.part_keys)};
     }
-    // Whether all threads of the CTA go on, whatever the launch
-    // ahead writes, and a mask does not choose the keys.
-    __device__ __forceinline__ bool has_earlier_keys(const KeyRange& keys) const {
-        return !QG_BITS && has_rows() && keys.first < keys.end;
-    }
     __device__ __forceinline__ bool is_first_of_no_keys() const {
         return visible.first >= visible.end && place.part == 0;
     }
