@@ -4,7 +4,7 @@
 #![cfg(feature = "cuda")]
 
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -18,8 +18,14 @@ fn all_reduce(dtype: DType, count: usize) -> Collective {
     Collective::AllReduce { dtype, count }
 }
 
-/// Two ranks with a one-shot all-reduce; otherwise the test is skipped.
-fn ranks(test: &str, limit: Duration) -> Option<Vec<Context>> {
+/// Groups of one process take turns: memory is freed when all kernels of
+/// a device are done, also those of other groups.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// Two ranks with a one-shot all-reduce, behind their turn; otherwise the
+/// test is skipped.
+fn ranks(test: &str, limit: Duration) -> Option<(MutexGuard<'static, ()>, Vec<Context>)> {
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let devices: Vec<Arc<dyn Device>> = ["cuda:0", "cuda:1"]
         .into_iter()
         .map(|name| qgemm_testkit::open_or_skip(test, name).map(|ctx| Arc::clone(ctx.device())))
@@ -31,7 +37,7 @@ fn ranks(test: &str, limit: Duration) -> Option<Vec<Context>> {
     }
     let context =
         |(device, rank): (_, nccl::NcclCommunicator)| Context::from_device(device).with_communicator(Arc::new(rank));
-    Some(devices.into_iter().zip(group).map(context).collect())
+    Some((turn, devices.into_iter().zip(group).map(context).collect()))
 }
 
 fn communicator(ctx: &Context) -> &Arc<dyn Communicator> {
@@ -89,7 +95,7 @@ fn sums(ctx: &Context, rank: usize) -> Result<(), Error> {
 
 #[test]
 fn sums_are_those_in_the_order_of_ranks() {
-    let Some(ranks) = ranks("sums_are_those_in_the_order_of_ranks", LIMIT) else { return };
+    let Some((_turn, ranks)) = ranks("sums_are_those_in_the_order_of_ranks", LIMIT) else { return };
     on_ranks(&ranks, |ctx, rank| sums(ctx, rank).expect("it runs"));
 }
 
@@ -125,14 +131,14 @@ fn replays(ctx: &Context, rank: usize) -> Result<(), Error> {
 
 #[test]
 fn graphs_are_replayed() {
-    let Some(ranks) = ranks("graphs_are_replayed", LIMIT) else { return };
+    let Some((_turn, ranks)) = ranks("graphs_are_replayed", LIMIT) else { return };
     on_ranks(&ranks, |ctx, rank| replays(ctx, rank).expect("it runs"));
 }
 
 #[test]
 fn a_rank_that_does_not_come_is_an_error_of_the_other() {
     let limit = Duration::from_secs(2);
-    let Some(ranks) = ranks("a_rank_that_does_not_come_is_an_error_of_the_other", limit) else { return };
+    let Some((_turn, ranks)) = ranks("a_rank_that_does_not_come_is_an_error_of_the_other", limit) else { return };
     on_ranks(&ranks, |ctx, rank| sums_once(ctx, rank).expect("both are there"));
     let (ctx, start) = (&ranks[0], Instant::now());
     let error = sums_once(ctx, 0).expect_err("rank 1 does not come");
@@ -156,7 +162,7 @@ fn sums_once(ctx: &Context, rank: usize) -> Result<(), Error> {
 /// replay.
 #[test]
 fn a_rank_that_leaves_ends_the_wait() {
-    let Some(mut ranks) = ranks("a_rank_that_leaves_ends_the_wait", Duration::from_secs(60)) else { return };
+    let Some((_turn, mut ranks)) = ranks("a_rank_that_leaves_ends_the_wait", Duration::from_secs(60)) else { return };
     on_ranks(&ranks, |ctx, rank| sums_once(ctx, rank).expect("both are there"));
     let leaving = ranks.remove(1);
     let start = Instant::now();
@@ -184,9 +190,8 @@ fn processes_open_each_others_memory() {
         sums(&ctx, rank).expect("it runs");
         return replays(&ctx, rank).expect("it runs");
     }
-    if ranks(test, LIMIT).is_none() {
-        return;
-    }
+    let Some((_turn, group)) = ranks(test, LIMIT) else { return };
+    drop(group);
     let place = std::env::temp_dir().join(format!("qgemm-one-shot-{}", std::process::id()));
     let start = |rank: usize| {
         let mut command = Command::new(std::env::current_exe().expect("a path"));

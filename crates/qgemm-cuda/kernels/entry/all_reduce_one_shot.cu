@@ -1,18 +1,21 @@
-// One-shot all-reduce over peer memory, for messages so
-// short that latency bounds them. Every rank writes its
-// message to all others, waits for theirs, and adds all in
-// f32 in the order of ranks: every rank has the same bits.
+// One-shot all-reduce over peer memory, for messages
+// that latency bounds.
+// Every rank writes its message to all others.
+// It waits for theirs, and adds all in f32.
+// The order is that of ranks: bits are the same on all.
 //
-// A thread has a packet: eight bytes of the message, each four
-// beside the number of the call. A word is there when its
-// number is, so no fence or barrier is needed.
-// Packets have two slots, for even and odd calls. That is
-// enough: a rank sends call i + 1 behind its call i, which
-// ended when all others had sent theirs, behind call i - 1.
+// A thread has a packet: two words of the message.
+// Beside each word is the number of the call.
+// A word is there when its number is: no fence, no barrier.
 //
-// Numbers are counted in device memory, so that a CUDA graph can
-// be replayed. All packets of a grid must be resident at
-// once, because each waits for its counterparts.
+// Packets have two slots, for even and odd calls.
+// A rank sends call i + 1 when its call i has ended.
+// Then all others have sent call i, and read call i - 1.
+//
+// Calls are counted in device memory.
+// So a CUDA graph can be replayed.
+// All threads of a grid must be resident at once: each
+// waits for its counterparts.
 #include "atoms/launch.cuh"
 #include "atoms/peer.cuh"
 #include "atoms/sync.cuh"
@@ -47,8 +50,8 @@ struct Message {
     u32 low, high;
 };
 
-// Elements of a packet, those that this one has, and
-// whether it is loaded by words.
+// First element of a packet, its number of elements, and
+// whether all are loaded as two words.
 struct Elements {
     u64 first;
     u32 count;
