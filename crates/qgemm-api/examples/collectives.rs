@@ -2,7 +2,8 @@
 //! each size.
 //!
 //! `cargo run --release --example collectives -- cuda:0 2` uses two
-//! GPUs and NCCL; with `cpu 2`, the ranks are two threads.
+//! GPUs, and compares all-reduces over peer memory (one-shot) with
+//! NCCL's; with `cpu 2`, the ranks are two threads.
 
 #![allow(clippy::print_stdout, reason = "prints its results")]
 
@@ -11,37 +12,56 @@ use std::time::{Duration, Instant};
 use qgemm_api::{Buffer, Collective, Context, DType, Error, Stream, half::f16};
 
 /// Bytes that an all-reduce sums.
-const SIZES: [usize; 5] = [8 << 10, 32 << 10, 128 << 10, 2 << 20, 16 << 20];
+const SIZES: [usize; 9] = [2 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 2 << 20, 16 << 20];
 /// All-reduces of a batch: on CUDA, of a graph.
 const BATCH: usize = 20;
 /// Batches of a measurement.
 const BATCHES: usize = 20;
+const LIMIT: Duration = Duration::from_secs(60);
 
 fn main() -> Result<(), Error> {
     let mut args = std::env::args().skip(1);
     let device = args.next().unwrap_or_else(|| "cpu".into());
     let world = args.next().map_or(2, |world| world.parse().expect("a number of ranks"));
-    let ranks = Context::open_ranks(&device, world, Duration::from_secs(60))?;
-    for bytes in SIZES {
-        let times = std::thread::scope(|scope| {
-            let ranks: Vec<_> = ranks
-                .iter()
-                .enumerate()
-                .map(|(rank, ctx)| scope.spawn(move || all_reduce_time(ctx, rank, world, bytes)))
-                .collect();
-            ranks.into_iter().map(|rank| rank.join().expect("no panic")).collect::<Result<Vec<_>, _>>()
-        })?;
-        let slowest = times.into_iter().max().unwrap_or_default();
-        println!("all-reduce of {:>5} KiB in f16: {:.1} us", bytes >> 10, slowest.as_secs_f64() * 1e6);
+    for ranks in groups(&device, world)? {
+        for bytes in SIZES {
+            let times = std::thread::scope(|scope| {
+                let rank = |(rank, ctx)| scope.spawn(move || all_reduce_time(ctx, rank, world, bytes));
+                let ranks: Vec<_> = ranks.iter().enumerate().map(rank).collect();
+                ranks.into_iter().map(|rank| rank.join().expect("no panic")).collect::<Result<Vec<_>, _>>()
+            })?;
+            let (slowest, kib) = (times.into_iter().max().unwrap_or_default().as_secs_f64() * 1e6, bytes >> 10);
+            let communicator = ranks[0].communicator().expect("a rank");
+            let algorithm = communicator.algorithm(&all_reduce(bytes));
+            println!("all-reduce of {kib:>5} KiB in f16: {slowest:>6.1} us ({algorithm})");
+        }
     }
     Ok(())
+}
+
+/// The ranks, and on CUDA those of a group without one-shot
+/// all-reduces, too.
+fn groups(device: &str, world: usize) -> Result<Vec<Vec<Context>>, Error> {
+    let ranks = Context::open_ranks(device, world, LIMIT)?;
+    #[cfg(feature = "cuda")]
+    if ranks[0].info().id.kind == qgemm_api::DeviceKind::Cuda {
+        let devices: Vec<_> = ranks.iter().map(|ctx| ctx.device().clone()).collect();
+        let group = qgemm_api::cuda::nccl::of_devices(&devices, LIMIT)?.into_iter();
+        let others = devices.into_iter().zip(group.map(|rank| rank.with_one_shot_bytes(0)));
+        let context = |(device, rank)| Context::from_device(device).with_communicator(std::sync::Arc::new(rank));
+        return Ok(vec![ranks, others.map(context).collect()]);
+    }
+    Ok(vec![ranks])
+}
+
+fn all_reduce(bytes: usize) -> Collective {
+    Collective::AllReduce { dtype: DType::F16, count: bytes / 2 }
 }
 
 /// Checks an all-reduce, and returns its time on this rank.
 fn all_reduce_time(ctx: &Context, rank: usize, world: usize, bytes: usize) -> Result<Duration, Error> {
     let stream = ctx.new_stream()?;
-    let count = bytes / 2;
-    let all_reduce = Collective::AllReduce { dtype: DType::F16, count };
+    let (count, all_reduce) = (bytes / 2, all_reduce(bytes));
     // Small integers, so that the sum is exact.
     let value = |i: usize, rank: usize| f16::from_f32((i % 61 + rank) as f32);
     let own: Vec<f16> = (0..count).map(|i| value(i, rank)).collect();

@@ -210,6 +210,7 @@ fn a_plan_states_whole_experts_and_is_checked() {
             let weight = of(id).weight.as_ref().expect("a weight");
             assert!(weight.experts == Some(count) && weight.shards.iter().all(|shard| *shard == local), "{rank} {id}");
             assert!(of(id).status.is_none(), "ids of other ranks are no faults");
+            assert_eq!(of(id).routed_to, Some(5), "a share of the rows");
         }
         assert!(load(&ctx, plan, &path).is_ok());
     }
@@ -285,6 +286,10 @@ fn a_plan_states_its_rank_and_is_read_without_it() {
     let ctx = Context::open("cpu").expect("always there");
     let whole = ctx.plan_model(&path, &PlanOptions::new(BATCH)).expect("it is served");
     assert!(whole.runtime.ranks.is_none() && whole.collectives().next().is_none());
+    let of_group = &Context::open_ranks("cpu", 2, LIMIT).expect("two ranks")[0];
+    let of_group = of_group.plan_model(&path, &PlanOptions::new(BATCH)).expect("it is served");
+    check_schemas(&of_group);
+    assert!(of_group.collectives().all(|(op, _)| op.algorithm.as_deref() == Some("host_memory")));
     let plans: Vec<ExecPlan> =
         (0..2).map(|rank| plan(&ctx, &path, &PlanOptions::new(BATCH), rank, 2).expect("it is served")).collect();
     for (rank, plan) in plans.iter().enumerate() {

@@ -13,7 +13,7 @@ use qgemm_formats::Format;
 use thiserror::Error;
 
 use crate::caps::Variant;
-use crate::pack_spec::{PackSpec, ProbeSpec};
+use crate::pack_spec::{AllReduceSpec, PackSpec, ProbeSpec};
 
 /// Kernel identity.
 ///
@@ -48,6 +48,8 @@ macro_rules! specs {
             Pack(PackSpec),
             /// Probe of the device's bandwidth.
             Probe(ProbeSpec),
+            /// All-reduce of a group of GPUs, run as a collective.
+            AllReduce(AllReduceSpec),
         }
 
         impl Spec {
@@ -57,6 +59,7 @@ macro_rules! specs {
                     $($(Spec::$spec(_) => $text,)*)*
                     Spec::Pack(_) => "pack",
                     Spec::Probe(_) => "probe",
+                    Spec::AllReduce(_) => "all_reduce",
                 }
             }
 
@@ -65,6 +68,7 @@ macro_rules! specs {
                     $($($text => keys.parse().map(Spec::$spec),)*)*
                     "pack" => keys.parse().map(Spec::Pack),
                     "probe" => keys.parse().map(Spec::Probe),
+                    "all_reduce" => keys.parse().map(Spec::AllReduce),
                     other => Err(format!("no operation is called `{other}`")),
                 }
             }
@@ -76,6 +80,7 @@ macro_rules! specs {
                     $($(Spec::$spec(keys) => keys.fmt(f),)*)*
                     Spec::Pack(keys) => keys.fmt(f),
                     Spec::Probe(keys) => keys.fmt(f),
+                    Spec::AllReduce(keys) => keys.fmt(f),
                 }
             }
         }
@@ -346,6 +351,7 @@ mod tests {
                 .map(|kind| KernelId::new("optimizer", Some(Variant::Sm80), Spec::Optimizer(OptimizerSpec::new(kind)))),
         );
         ids.push(KernelId::new("read", None, Spec::Probe(ProbeSpec { bytes: 16 })));
+        ids.push(KernelId::new("one_shot", Some(Variant::Sm70), Spec::AllReduce(AllReduceSpec { ranks: 8 })));
         for id in ids {
             assert_eq!(id.to_string().parse::<KernelId>().as_ref(), Ok(&id));
         }

@@ -66,7 +66,7 @@ pub use op::routing::{ExpertGroups, RoutingSource, RoutingStep, Scoring};
 pub use op::{Access, Dense, MemoryBound, Operand, OperandDesc, Operation};
 pub use operands::{MAX_OPERANDS, Operands, Portion};
 pub use operations::{Listed, OPERATIONS, OperationInfo};
-pub use pack_spec::{PackFragments, PackSpec, ProbeSpec};
+pub use pack_spec::{AllReduceSpec, PackFragments, PackSpec, ProbeSpec};
 pub use pool::{BufferPool, PoolStats, PooledBuffer};
 pub use profile::{LaunchTimes, StepTimes, record_launches};
 pub use sequence::{Geometry, Kernel, LaunchSequence, LaunchStep, Placed};

@@ -1,5 +1,5 @@
 //! Identity keys of kernels that the scheduler does not rank:
-//! weight packing and device probes.
+//! weight packing, device probes and collectives.
 
 use qgemm_formats::Format;
 
@@ -31,5 +31,13 @@ spec! {
     pub struct ProbeSpec {
         /// Bytes of each access.
         bytes: u32,
+    }
+}
+
+spec! {
+    /// Kernel identity keys of an all-reduce over peer memory.
+    pub struct AllReduceSpec {
+        /// Most ranks of a group.
+        ranks: u32,
     }
 }

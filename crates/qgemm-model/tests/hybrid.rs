@@ -6,6 +6,8 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::thread;
+use std::time::Duration;
 
 use common::checkpoint::VOCABULARY;
 use common::hybrid::{Hybrid, write_gguf, write_safetensors};
@@ -55,33 +57,49 @@ fn sampled(engine: &mut Engine, prompts: &[Vec<u32>], tokens: usize) -> Vec<Vec<
     ids.iter().map(|id| all.remove(id).expect("tokens")).collect()
 }
 
+/// Logits of each token, decoded one by one.
+fn decoded(ctx: &Context, path: &Path, tokens: &[u32]) -> Vec<Vec<f32>> {
+    let model = open_model(path).expect("a model");
+    let mut options = PlanOptions::new(1);
+    (options.x_dtype, options.x_precision) = (DType::F32, XPrecision::Exact);
+    let plan = ctx.plan_model(path, &options).expect("it is served");
+    let loaded = ctx.load_plan(&serde_json::to_string(&plan).expect("JSON"), &model).expect("it fits");
+    let (weights, mut arena) = (loaded.load_weights(&model).expect("memory"), loaded.arena().expect("memory"));
+    let stream = ctx.default_stream();
+    loaded.clear_slot(&stream, &mut arena, 0).expect("it has the slot");
+    let refused = loaded.clear_slot(&stream, &mut arena, 1);
+    assert!(matches!(refused, Err(Error::OutOfRange { name: "slot", most: 0, got: 1, .. })), "{refused:?}");
+    let step = |(length, token): (u32, &u32)| {
+        for (region, word) in [("tokens", *token), ("kv_lengths", length), ("state_slots", 0)] {
+            ctx.upload_into(&[word], arena.region_mut(region).expect("planned")).expect("it has room");
+        }
+        loaded.step(&stream, &mut arena, &weights).expect("it runs");
+        ctx.download(arena.region("logits").expect("planned")).expect("readable")
+    };
+    (1..).zip(tokens).map(step).collect()
+}
+
 #[test]
 fn steps_have_the_logits_of_a_forward_pass_in_f64() {
     let folder = tempfile::tempdir().expect("a folder");
-    let ctx = Context::open("cpu").expect("always there");
     let tokens = ids(7, 20);
     for kind in Hybrid::ALL {
         let path = write_gguf(folder.path(), kind, "q8_0");
-        let model = open_model(&path).expect("a model");
-        let wanted = logits(&model, kind, &tokens);
-        let mut options = PlanOptions::new(1);
-        (options.x_dtype, options.x_precision) = (DType::F32, XPrecision::Exact);
-        let plan = ctx.plan_model(&path, &options).expect("it is served");
-        let loaded = ctx.load_plan(&serde_json::to_string(&plan).expect("JSON"), &model).expect("it fits");
-        let (weights, mut arena) = (loaded.load_weights(&model).expect("memory"), loaded.arena().expect("memory"));
-        let stream = ctx.default_stream();
-        loaded.clear_slot(&stream, &mut arena, 0).expect("it has the slot");
-        let refused = loaded.clear_slot(&stream, &mut arena, 1);
-        assert!(matches!(refused, Err(Error::OutOfRange { name: "slot", most: 0, got: 1, .. })), "{refused:?}");
-        for (length, (&token, wanted)) in (1u32..).zip(tokens.iter().zip(&wanted)) {
-            for (region, word) in [("tokens", token), ("kv_lengths", length), ("state_slots", 0)] {
-                ctx.upload_into(&[word], arena.region_mut(region).expect("planned")).expect("it has room");
+        let wanted = logits(&open_model(&path).expect("a model"), kind, &tokens);
+        let one = decoded(&Context::open("cpu").expect("always there"), &path, &tokens);
+        let ranks = Context::open_ranks("cpu", 2, Duration::from_secs(20)).expect("two ranks");
+        let of_ranks: Vec<_> = thread::scope(|scope| {
+            let (path, tokens) = (&path, &tokens);
+            let threads: Vec<_> = ranks.iter().map(|ctx| scope.spawn(move || decoded(ctx, path, tokens))).collect();
+            threads.into_iter().map(|thread| thread.join().expect("it does not panic")).collect()
+        });
+        assert_eq!(of_ranks[0], of_ranks[1], "{kind:?}: ranks have the same bits");
+        for (ranks, all) in [(1, &one), (2, &of_ranks[0])] {
+            for (i, (got, wanted)) in all.iter().zip(&wanted).enumerate() {
+                let energy: f64 = wanted.iter().map(|y| y * y).sum();
+                let loss = got.iter().zip(wanted).map(|(got, y)| (f64::from(*got) - y).powi(2)).sum::<f64>() / energy;
+                assert!(loss < 1e-9, "{kind:?} token {i} of {ranks} ranks: {loss}");
             }
-            loaded.step(&stream, &mut arena, &weights).expect("it runs");
-            let got: Vec<f32> = ctx.download(arena.region("logits").expect("planned")).expect("readable");
-            let energy: f64 = wanted.iter().map(|y| y * y).sum();
-            let loss = got.iter().zip(wanted).map(|(got, y)| (f64::from(*got) - y).powi(2)).sum::<f64>() / energy;
-            assert!(loss < 1e-9, "{kind:?} token {length}: {loss}");
         }
     }
 }

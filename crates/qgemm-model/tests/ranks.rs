@@ -121,7 +121,7 @@ fn ranks_have_experts_of_their_own_tensors() {
 #[test]
 fn hybrids_are_divided() {
     let one = Context::open("cpu").expect("always there");
-    for kind in [Hybrid::Lfm2, Hybrid::Qwen3Next, Hybrid::Qwen35] {
+    for kind in Hybrid::ALL {
         let [folder, checkpoint] = [0, 1].map(|_| tempfile::tempdir().expect("a folder"));
         hybrid::write_safetensors(checkpoint.path(), kind);
         for path in [hybrid::write_gguf(folder.path(), kind, "q8_0"), checkpoint.path().to_owned()] {
@@ -133,10 +133,16 @@ fn hybrids_are_divided() {
             }
         }
     }
+}
+
+/// The norm of Mamba-2 is that of a group of heads.
+#[test]
+fn ranks_share_no_group_of_mamba2() {
     let folder = tempfile::tempdir().expect("a folder");
-    let path = hybrid::write_gguf(folder.path(), Hybrid::NemotronH, "q8_0");
-    let error = LanguageModel::open_ranks(&ranks(), path, EXACT).expect_err("one part a layer").to_string();
-    assert!(error.contains("a layer with one part among 2 ranks"), "{error}");
+    let path = hybrid::write_gguf(folder.path(), Hybrid::NemotronH, "f32");
+    let ranks = Context::open_ranks("cpu", 4, LIMIT).expect("four ranks");
+    let error = LanguageModel::open_ranks(&ranks, path, EXACT).expect_err("two groups").to_string();
+    assert!(error.contains("4 heads of 2 groups of Mamba-2 among 4 ranks"), "{error}");
 }
 
 #[test]

@@ -64,7 +64,7 @@ fn of_x<'f>(
     // Batch-invariant operations rank at a fixed M, so the
     // kernel does not depend on M.
     let typical = match op.each.batch_invariant {
-        true => CheckedExperts { each: CheckedGemm { m: op.experts * INVARIANT_M, ..op.each.clone() }, ..op.clone() },
+        true => CheckedExperts { each: CheckedGemm { m: op.routed_to * INVARIANT_M, ..op.each.clone() }, ..op.clone() },
         false => op.clone(),
     };
     let is_wanted = |name: &str| preferences.family.as_ref().is_none_or(|wanted| name == wanted);
@@ -108,13 +108,14 @@ fn cost(op: &CheckedExperts, info: &DeviceInfo, config: &ExpertsConfig) -> Cost 
         // CPU threads work through the experts one by
         // one, without waking again.
         let each = CheckedGemm { m: op.mean_rows(), ..op.each.clone() };
+        let used = used.min(op.expected_rows().ceil() as usize);
         return processor::cost(&each, info, tile, rate).repeated(used);
     }
     let is_indexed = matches!(op.form, ExpertForm::Indexed { .. });
     let tiles = match op.form {
-        ExpertForm::Indexed { .. } if !config.grouped => op.each.m as f64,
+        ExpertForm::Indexed { .. } if !config.grouped => op.expected_rows(),
         ExpertForm::Masked { capacity } => op.experts as f64 * capacity.div_ceil(tile_m) as f64,
-        _ => op.experts as f64 * expected_tiles(op.each.m as f64 / op.experts as f64, tile_m),
+        _ => op.experts as f64 * expected_tiles(op.expected_rows() / op.experts as f64, tile_m),
     };
     let n_tiles = op.each.stored_rows.div_ceil(tile.tile_n.max(1) as usize) as f64;
     let at_once = f64::from((info.units / tile.cluster.max(1)).max(1) * tile.ctas_per_unit.max(1));
@@ -262,6 +263,7 @@ mod tests {
         CheckedExperts {
             each,
             experts: 8,
+            routed_to: 8,
             row_pitch: 64,
             form,
             combine: None,
@@ -288,6 +290,22 @@ mod tests {
         assert_eq!((plan.product_bytes, plan.scratch - plan.products), (bytes, bytes));
         // The counters of other plans stay zero.
         assert!(plan.products >= 1 << 16 && plan.workspace_bytes >= plan.scratch && plan.estimate > 0.0);
+    }
+
+    #[test]
+    fn a_share_of_the_rows_costs_less_and_keeps_the_workspace() {
+        let device = noop::open("noop".parse().expect("a name")).expect("always there");
+        let (info, families) = (device.info(), device.catalog().experts);
+        let form = ExpertForm::Indexed { top_k: 2, x_per_slot: false };
+        let all = op(form, 4096);
+        let share = CheckedExperts { routed_to: 32, ..all.clone() };
+        assert_eq!((share.expected_rows(), share.mean_rows()), (1024.0, 128));
+        assert!(share.used_experts() <= all.used_experts());
+        let [all, share] = [all, share].map(|op| {
+            choose(&op, info, families, &Preferences::default(), &TunedTable::new()).expect("it serves all").1
+        });
+        assert!(share.estimate < all.estimate, "{} and {}", share.estimate, all.estimate);
+        assert_eq!(share.workspace_bytes, all.workspace_bytes);
     }
 
     #[test]

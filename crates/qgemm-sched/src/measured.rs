@@ -45,8 +45,9 @@ impl Measured for CheckedExperts {
         let ready = if self.index_ready { ", settled" } else { "" };
         let sums = if self.combine.is_some() { ", summed" } else { "" };
         let (tokens, experts) = (last_of_range(self.tokens()), self.experts);
+        let among = if self.routed_to == experts { String::new() } else { format!(" of {}", self.routed_to) };
         let (n, k, w, x) = (each.stored_rows, each.k, each.format, each.x.format);
-        Some(format!("{tokens} tokens, {experts} experts of {n} x {k} in {w}, X in {x}, {form}{ready}{sums}"))
+        Some(format!("{tokens} tokens, {experts}{among} experts of {n} x {k} in {w}, X in {x}, {form}{ready}{sums}"))
     }
 
     fn stands_for_its_range(&self) -> bool {

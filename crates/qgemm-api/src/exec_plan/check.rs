@@ -282,6 +282,7 @@ impl OpChecks<'_> {
             None => described.indexed(tokens, top_k),
         };
         let problem = if op.status.is_some() { problem } else { problem.unchecked() };
+        let problem = op.routed_to.into_iter().fold(problem, ExpertProblem::routed_to);
         Ok((self.expert_problem(problem)?, described.bytes()))
     }
 

@@ -32,7 +32,8 @@ impl Builder<'_> {
         if !self.part.is_one_of_many() {
             return Ok(());
         }
-        self.push(PlannedOp::collective(op_id, ALL_REDUCE, [d, d], None), d, std::slice::from_ref(&d.name))
+        let op = self.collective(op_id, ALL_REDUCE, [d, d], None)?;
+        self.push(op, d, std::slice::from_ref(&d.name))
     }
 
     /// Adds a product that makes `d`, a column for each row of the
@@ -51,9 +52,23 @@ impl Builder<'_> {
         let total = columns.iter().try_fold(0usize, |sum, columns| sum.checked_add(*columns));
         let d = Buffer { columns: total.ok_or_else(too_large)?, ..d };
         self.reads(&own)?;
-        let op = PlannedOp::collective("logits_gather".into(), ALL_GATHER, [&own, &d], Some(columns));
+        let op = self.collective("logits_gather".into(), ALL_GATHER, [&own, &d], Some(columns))?;
         self.push(op, &d, std::slice::from_ref(&own.name))?;
         Ok(d)
+    }
+
+    /// A collective, with the algorithm of the rank's group.
+    fn collective(
+        &self,
+        op_id: String,
+        operation: &str,
+        buffers: [&Buffer; 2],
+        columns: Option<Vec<usize>>,
+    ) -> Result<PlannedOp, Error> {
+        let op = PlannedOp::collective(op_id, operation, buffers, columns);
+        let collective = op.as_collective()?;
+        let algorithm = self.ctx.communicator().map(|group| group.algorithm(&collective).to_owned());
+        Ok(PlannedOp { algorithm, ..op })
     }
 }
 

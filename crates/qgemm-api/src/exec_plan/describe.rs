@@ -93,7 +93,7 @@ impl PlannedOp {
             && same_options(&a.residual, &b.residual)
             && same_options(&a.offsets, &b.offsets)
             && same_options(&a.status, &b.status)
-            && a.local_experts == b.local_experts
+            && (&a.local_experts, a.routed_to) == (&b.local_experts, b.routed_to)
             && (a.products, a.scale, &a.columns) == (b.products, b.scale, &b.columns)
             && a.b_dtype == b.b_dtype
             && same_options(&a.router_weights, &b.router_weights)

@@ -32,6 +32,12 @@ pub(super) fn linear_heads(
             // One rank's error is that of all.
             all.collect::<Result<Vec<_>, _>>().map(|mut all| all.swap_remove(ranks.rank))
         }
+        // The norm behind them is that of whole groups.
+        LinearForm::Mamba2 if key_heads < ranks.world => Err(Error::Indivisible {
+            what: format!("{heads} heads of {key_heads} groups of Mamba-2"),
+            world: ranks.world,
+            why: "expected a group or more for each rank, whose features are normalized together".into(),
+        }),
         _ => {
             let of = Heads { heads, kv_heads: key_heads, head_dim: v_dim };
             grouped(["value heads", "key heads"], of, block, ranks)

@@ -90,7 +90,7 @@ impl Builder<'_> {
                 let d = out(self, down.n);
                 if !self.options.train {
                     let (own, is_checked) = (local.len(), local.len() == *experts);
-                    let of = |index| Routed { experts: own, top_k, index, is_checked };
+                    let of = |index| Routed { experts: own, top_k, index, is_checked, routed_to: *experts };
                     let routed = |weights| of(Index::Ids(&ids.name, weights));
                     let inner = self.inner(i, "ffn", Some(gate), up, x, activation, Some(&|| routed(None)))?;
                     let product = Product::new(id("ffn_down"), down, inner, d.clone());
@@ -110,7 +110,7 @@ impl Builder<'_> {
                 self.step("sort rows by expert", &sorted.name, &[x.clone(), ids], &made)?;
                 self.tape("sort rows by expert", &[x], std::slice::from_ref(&order), &sorted);
                 let index = Index::Offsets(&offsets.name);
-                let routed = || Routed { experts, top_k, index, is_checked: true };
+                let routed = || Routed { experts, top_k, index, is_checked: true, routed_to: experts };
                 let inner = self.inner(i, "ffn", Some(gate), up, sorted, activation, Some(&routed))?;
                 let each = self.between(&id("ffn_slots"), top_k, down.n)?;
                 let product = Product::new(id("ffn_down"), down, inner, each.clone());
@@ -146,7 +146,7 @@ impl Builder<'_> {
         self.product(Product { x_precision: Some(XPrecision::Exact), ..product })?;
         let (ids, weights) = (in_words(self, "shared_ids")?, in_words(self, "shared_weights")?);
         self.routing((id("shared_routing"), Scoring::Sigmoid, false), &logits, (1, &(0..1)), [&ids, &weights])?;
-        let of = |index| Routed { experts: 1, top_k: 1, index, is_checked: true };
+        let of = |index| Routed { experts: 1, top_k: 1, index, is_checked: true, routed_to: 1 };
         let routed = |weights| of(Index::Ids(&ids.name, weights));
         let activation = self.network.activation;
         let inner = self.inner(i, "ffn_shared", Some(gate), up, x.clone(), activation, Some(&|| routed(None)))?;

@@ -196,6 +196,10 @@ pub struct PlannedOp {
     /// Columns of each rank (`all_gather`).
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub columns: Option<Vec<usize>>,
+    /// How the group that planned a collective runs it: `one_shot`, `nccl`, `host_memory`. Absent in
+    /// plans without a group; whoever runs the plan chooses anew.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub algorithm: Option<String>,
     /// Region of the router weights.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub router_weights: Option<String>,
@@ -232,6 +236,9 @@ pub struct PlannedOp {
     /// Experts per token.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub top_k: Option<usize>,
+    /// Experts that the rows of an `experts` are routed to, where the rank has some of them.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub routed_to: Option<usize>,
     /// Whether a `routing` scales the weights of a token's experts to a sum of 1.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub renormalized: Option<bool>,

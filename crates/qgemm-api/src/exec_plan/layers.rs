@@ -64,6 +64,7 @@ impl Builder<'_> {
             sum: None,
             gate: None,
             groups: None,
+            shard: None,
         }
     }
 

@@ -1,13 +1,15 @@
 //! Plan-file records of operations between products: norms, KV
 //! cache, attention, optimizer.
 
-use qgemm_formats::DType;
+use qgemm_formats::{DType, ShardAxis};
 use qgemm_hal::op::sampling::SamplingParameters;
 use qgemm_hal::{GateFunction, NormFunction, NormKind, UpdateRule};
 use serde::{Deserialize, Serialize};
 
 use super::file::PlannedOp;
 use super::mismatch::wrong;
+use super::ranks::{Division, PlannedShard};
+use super::recurrent::part_of;
 use super::rotary::{PlannedRotary, PlannedTables};
 use super::sizes::{NamedRegion, WORD, too_large};
 use crate::attention::{Attention, Keys, Queries};
@@ -56,6 +58,9 @@ pub struct PlannedNorm {
     /// Groups of adjacent features, each normalized by itself. 1 if absent.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub groups: Option<usize>,
+    /// This rank's features of gamma and beta. All if absent.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub shard: Option<PlannedShard>,
 }
 
 /// Gate of a norm: a function of z multiplies.
@@ -237,6 +242,15 @@ impl PlannedNorm {
     /// Byte of X at which the first normed row begins.
     pub(super) fn first_byte(&self, columns: usize, x: DType) -> usize {
         self.every.unwrap_or(1).saturating_sub(1).saturating_mul(columns).saturating_mul(x.bytes())
+    }
+
+    /// Numbers of the rank's features, from those of all.
+    pub(super) fn of_features(&self, whole: Vec<f32>) -> Result<Vec<f32>, Error> {
+        let Some(shard) = &self.shard else { return Ok(whole) };
+        match shard.division()? {
+            Division::Features(ShardAxis::Rows) => part_of(&whole, shard.range()).map(<[f32]>::to_vec),
+            _ => Err(wrong("norm.shard.axis", "rows", &shard.axis)),
+        }
     }
 
     /// Function and type of the norm of a product's X.

@@ -65,9 +65,6 @@ impl Part {
             let what = if train { "a training step" } else { "an encoder" }.to_owned();
             return Err(Error::Indivisible { what, world, why: "only inference of decoders is divided".into() });
         }
-        if let Some((what, why)) = network.layers.iter().find_map(undivided) {
-            return Err(Error::Indivisible { what: what.into(), world, why: why.into() });
-        }
         let mut part = Self { ranks: Some(ranks), expert_parallel, ..Self::default() };
         let mut own = network.clone();
         let (heads, kv_heads) = heads_of(network, ranks)?;
@@ -111,6 +108,13 @@ impl Part {
     /// Value heads of linear attention, where these are not all.
     pub fn first_linear_head(&self) -> Option<usize> {
         Some(self.linear_heads.start).filter(|_| !self.linear_heads.is_empty())
+    }
+
+    /// The rank's part of a vector of `each` numbers for every value head
+    /// of linear attention, of which it has `count`; none for all.
+    pub fn linear_features(&self, each: usize, count: usize) -> Option<PlannedShard> {
+        let first = self.first_linear_head()? * each;
+        Some(PlannedShard::new(ShardAxis::Rows, &(first..first + count)))
     }
 
     /// Channels of a convolution; none for all.
@@ -190,7 +194,11 @@ impl Part {
         let (heads, key_heads) = linear_heads(of, tensors.form, &tensors.o, ranks)?;
         let features = |heads: &Range<usize>, dim: usize| heads.start * dim..heads.end * dim;
         let (keys, values) = (features(&key_heads, of.key_dim), features(&heads, of.v_dim));
-        let segments = [(of.keys(), keys.clone()), (of.keys(), keys), (of.values(), values.clone())];
+        let (keys, own_values) = ((of.keys(), keys), (of.values(), values.clone()));
+        let segments = match tensors.form {
+            LinearForm::GatedDelta { .. } => [keys.clone(), keys, own_values],
+            LinearForm::Mamba2 => [own_values, keys.clone(), keys],
+        };
         self.segments(&mut tensors.qkv, &segments);
         self.rows(&mut tensors.gate, &values);
         tensors.beta.iter_mut().for_each(|beta| self.rows(beta, &heads));
@@ -272,10 +280,12 @@ impl Part {
     }
 
     /// Makes a product of stacked segments column-parallel: the
-    /// features of each, and the rank's among them.
+    /// features of each, and the rank's among them. A range of rows for
+    /// all of them becomes one for each.
     fn segments(&mut self, matrix: &mut Matrix, segments: &[(usize, Range<usize>)]) {
-        if matrix.rows.is_empty() {
-            let (mut first, every) = (0, matrix.n);
+        if matrix.rows.len() <= 1 {
+            let whole = Rows { first: 0, count: matrix.n, every: matrix.n };
+            let Rows { mut first, every, .. } = matrix.rows.first().copied().unwrap_or(whole);
             let rows = segments.iter().map(|&(count, _)| {
                 first += count;
                 Rows { first: first - count, count, every }
@@ -306,16 +316,5 @@ impl Part {
     /// States the part of each source of a product.
     fn cut(&mut self, matrix: &Matrix, shards: impl IntoIterator<Item = PlannedShard>) {
         self.shards.extend(matrix.sources().into_iter().zip(shards));
-    }
-}
-
-/// The part of a layer that has no division among ranks, and why.
-fn undivided(layer: &LayerTensors) -> Option<(&'static str, &'static str)> {
-    match (&layer.mixer, &layer.feed_forward) {
-        (None, _) | (_, None) => Some(("a layer with one part", "sums over ranks need both norms of a layer")),
-        (Some((_, Mixer::Linear(linear))), _) if linear.form == LinearForm::Mamba2 => {
-            Some(("a layer of Mamba-2", "the norm behind it is not divided yet"))
-        }
-        _ => None,
     }
 }

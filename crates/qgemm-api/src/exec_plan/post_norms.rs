@@ -19,38 +19,51 @@ impl Builder<'_> {
         i: usize,
         layer: &LayerTensors,
         post_norms: Option<&[NormTensors; 2]>,
-        hidden: Hidden,
+        mut hidden: Hidden,
     ) -> Result<Hidden, Error> {
         let id = |role: &str| format!("blk.{i}.{role}");
-        let (Some((before_attention, mixer)), Some((before_feed_forward, part))) = (&layer.mixer, &layer.feed_forward)
-        else {
-            return Err(Error::IncompleteModel { what: format!("layer {i} has one part and norms of two") });
-        };
-        let (rows, normed) = match hidden {
-            Hidden::Rows(rows) => (rows, None),
-            Hidden::Addends(part, rows) => {
-                let (sum, x) = (self.hidden(&format!("hidden.{i}"), rows.columns), id("attn_norm"));
-                let x = self.activation(&x, rows.columns);
-                self.norm_of_sum(id("attn_norm"), before_attention, [&part, &rows], &sum, &x)?;
-                (sum, Some(x))
+        let mut sum = format!("hidden.{i}");
+        if let Some((norm, mixer)) = &layer.mixer {
+            let (rows, normed) = self.normed_sum(id("attn_norm"), norm, hidden, &sum)?;
+            let input = normed.as_ref().map_or(Input::Rows(&rows, norm), Input::Normed);
+            let (mixed, o) = (self.mixed(i, mixer, input)?, mixer.output());
+            let d = self.hidden(&id("attn_output"), o.n);
+            self.product(Product::new(id("attn_output"), o, mixed, d.clone()))?;
+            self.all_reduce(id("attn_reduce"), &d)?;
+            if let Some([behind, _]) = post_norms {
+                self.norm(id("attn_post_norm"), behind, &d, d.clone())?;
             }
+            (hidden, sum) = (Hidden::Addends(d, rows), id("attn_residual"));
+        }
+        if let Some((norm, part)) = &layer.feed_forward {
+            let (rows, normed) = self.normed_sum(id("ffn_norm"), norm, hidden, &sum)?;
+            let (norm, x) = normed.map_or((Some(norm), rows.clone()), |normed| (None, normed));
+            let d = self.feed_forward(i, part, norm, x, None)?;
+            self.all_reduce(id("ffn_reduce"), &d)?;
+            if let Some([_, behind]) = post_norms {
+                self.norm(id("ffn_post_norm"), behind, &d, d.clone())?;
+            }
+            hidden = Hidden::Addends(d, rows);
+        }
+        Ok(hidden)
+    }
+
+    /// The residual stream as rows, and its norm. A stream that is
+    /// rows has no norm yet; a sum is written to the region `sum`.
+    fn normed_sum(
+        &mut self,
+        op_id: String,
+        norm: &NormTensors,
+        hidden: Hidden,
+        sum: &str,
+    ) -> Result<(Buffer, Option<Buffer>), Error> {
+        let (part, rows) = match hidden {
+            Hidden::Rows(rows) => return Ok((rows, None)),
+            Hidden::Addends(part, rows) => (part, rows),
         };
-        let input = normed.as_ref().map_or(Input::Rows(&rows, before_attention), Input::Normed);
-        let (mixed, o) = (self.mixed(i, mixer, input)?, mixer.output());
-        let d = self.hidden(&id("attn_output"), o.n);
-        self.product(Product::new(id("attn_output"), o, mixed, d.clone()))?;
-        self.all_reduce(id("attn_reduce"), &d)?;
-        if let Some([behind_attention, _]) = post_norms {
-            self.norm(id("attn_post_norm"), behind_attention, &d, d.clone())?;
-        }
-        let (sum, x) = (self.hidden(&id("attn_residual"), d.columns), self.activation(&id("ffn_norm"), d.columns));
-        self.norm_of_sum(id("ffn_norm"), before_feed_forward, [&d, &rows], &sum, &x)?;
-        let part = self.feed_forward(i, part, None, x, None)?;
-        self.all_reduce(id("ffn_reduce"), &part)?;
-        if let Some([_, behind_feed_forward]) = post_norms {
-            self.norm(id("ffn_post_norm"), behind_feed_forward, &part, part.clone())?;
-        }
-        Ok(Hidden::Addends(part, sum))
+        let (sum, x) = (self.hidden(sum, rows.columns), self.activation(&op_id, rows.columns));
+        self.norm_of_sum(op_id, norm, [&part, &rows], &sum, &x)?;
+        Ok((sum, Some(x)))
     }
 
     /// Adds the norm of `x + residual` into `d`.

@@ -48,6 +48,8 @@ pub(super) struct Routed<'p> {
     pub index: Index<'p>,
     /// Whether every id is to be that of an expert.
     pub is_checked: bool,
+    /// Experts that rows are routed to.
+    pub routed_to: usize,
 }
 
 /// Index of the rows.
@@ -142,6 +144,10 @@ impl Builder<'_> {
             status,
             batch_invariant: self.options.batch_invariant,
             top_k: routed.as_ref().filter(|routed| routed.index.ids().is_some()).map(|routed| routed.top_k),
+            routed_to: routed
+                .as_ref()
+                .map(|of| of.routed_to)
+                .filter(|all| routed.as_ref().is_some_and(|of| of.experts < *all)),
             ..op(op_id.clone(), [&x, &d], (activation, x_precision), &record)?
         };
         let index = [op.ids.as_ref(), op.offsets.as_ref(), op.router_weights.as_ref()];
@@ -187,14 +193,14 @@ impl Builder<'_> {
                     with_segments(state(described.problem(rows)), &product.planned_segments(), [rows, matrix.n])?;
                 (known(planned, format!("{problem:?}"), || ctx.explain_choice(&problem))?, described.bytes())
             }
-            Some(Routed { experts, top_k, index, is_checked }) => {
+            Some(Routed { experts, top_k, index, is_checked, routed_to }) => {
                 let experts = described.experts(*experts)?;
                 let problem = match index {
                     Index::Ids(_, None) => experts.indexed(batch, *top_k).each(state),
                     Index::Ids(_, Some(_)) => experts.indexed(batch, *top_k).each(state).x_per_slot().combined(),
                     Index::Offsets(_) => experts.contiguous(product.x.rows).each(state),
                 };
-                let problem = if *is_checked { problem } else { problem.unchecked() };
+                let problem = if *is_checked { problem } else { problem.unchecked() }.routed_to(*routed_to);
                 (known(planned, format!("{problem:?}"), || ctx.explain_experts(&problem))?, experts.bytes())
             }
         };
@@ -369,6 +375,7 @@ impl PlannedOp {
             scale: None,
             products: None,
             columns: None,
+            algorithm: None,
             router_weights: None,
             parameters: None,
             status: None,
@@ -381,6 +388,7 @@ impl PlannedOp {
             linear: None,
             optimizer: None,
             top_k: None,
+            routed_to: None,
             renormalized: None,
             scoring: None,
             local_experts: None,

@@ -179,6 +179,7 @@ impl Builder<'_> {
         let norm = PlannedNorm {
             gate: Some(PlannedGate { z: gate.name.clone(), function: GateFunction::Silu.name().into(), before }),
             groups: before.then_some(of.numbers.key_heads).filter(|&groups| groups > 1),
+            shard: before.then(|| self.part.linear_features(of.numbers.v_dim, columns)).flatten(),
             ..self.planned_norm(&of.norm)
         };
         self.reads(x)?;

@@ -171,7 +171,8 @@ impl LoadedPlan {
                 for (tensor, dtype, is_offset) in std::iter::once(gamma).chain(beta) {
                     let values = || {
                         let stored = model.dense(tensor)?;
-                        Ok::<_, Error>(if is_offset { stored.one_plus().to_f32() } else { stored.to_f32() })
+                        let stored = if is_offset { stored.one_plus() } else { stored };
+                        norm.of_features(stored.to_f32())
                     };
                     hold(tensor, &|| upload(&self.ctx, &values()?, dtype.parse()?))?;
                 }

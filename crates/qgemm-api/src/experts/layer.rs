@@ -328,6 +328,11 @@ impl MoeLayer {
         });
         // Slots of experts elsewhere are no faults.
         let second = if moe.local.is_some() { second.unchecked() } else { second };
+        let of_all = |problem: ExpertProblem| match moe.local {
+            Some((_, experts)) => problem.routed_to(experts),
+            None => problem,
+        };
+        let (first, second) = (of_all(first), of_all(second));
         // Both products read one index.
         let plan_both = |first: ExpertProblem, second: ExpertProblem| -> Result<[ExpertPlan; 2], Error> {
             let up = ctx.plan_experts(&first)?;

@@ -56,6 +56,8 @@ pub struct ExpertProblem {
     checks_index: bool,
     lists: bool,
     index_ready: bool,
+    /// Experts that rows are routed to, where these are some of them.
+    routed_to: Option<usize>,
 }
 
 impl ExpertProblem {
@@ -90,6 +92,7 @@ impl ExpertProblem {
             checks_index: true,
             lists: false,
             index_ready: false,
+            routed_to: None,
         }
     }
 
@@ -147,6 +150,14 @@ impl ExpertProblem {
         self
     }
 
+    /// Expects slots among `experts` experts, of which these are some, as in expert
+    /// parallelism ([`Routing::local`](crate::Routing::local)). It changes only the
+    /// expected time, by which kernels are chosen.
+    pub fn routed_to(mut self, experts: usize) -> Self {
+        self.routed_to = Some(experts);
+        self
+    }
+
     /// Validates everything that is independent of a run's buffers.
     pub(crate) fn check(&self) -> Result<CheckedExperts, Error> {
         let &Self { ref each, form, combined, lists, .. } = self;
@@ -184,7 +195,10 @@ impl ExpertProblem {
         };
         let ExpertsShape { experts, row_pitch, .. } = self.shape;
         let (checks_index, index_ready) = (self.checks_index, self.index_ready);
-        let op = CheckedExperts { each, experts, row_pitch, form, combine, checks_index, lists, index_ready };
+        let routed_to = self.routed_to.unwrap_or(experts).max(experts);
+        check_dimension("experts that rows are routed to", routed_to)?;
+        let op =
+            CheckedExperts { each, experts, routed_to, row_pitch, form, combine, checks_index, lists, index_ready };
         if lists && op.list_parts().is_none() {
             return refuse("lists", "they are longer than memory has addresses");
         }

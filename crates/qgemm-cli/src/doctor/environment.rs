@@ -13,6 +13,7 @@ const VARIABLES: [&str; 18] = [
     "QGEMM_CACHE",
     "QGEMM_NVRTC",
     "QGEMM_NCCL",
+    "QGEMM_ONE_SHOT",
     "QGEMM_CUPTI",
     "QGEMM_NVDISASM",
     "QGEMM_VARIANT",

@@ -16,6 +16,7 @@ mod linear_attention;
 mod matmul;
 mod merge_attention;
 mod norm;
+pub(crate) mod one_shot;
 mod optimizer;
 mod prelude;
 mod quantize;
@@ -39,7 +40,7 @@ use crate::spec::KernelSpec;
 /// All kernels that a device of `variant` may load.
 pub fn all_kernels(variant: Variant) -> Vec<KernelSpec> {
     let repacks = Format::all().filter_map(|format| Repack::new(format, variant)).map(|repack| repack.spec().clone());
-    std::iter::once(probe::spec()).chain(repacks).chain(catalog::specs(variant)).collect()
+    [probe::spec(), one_shot::spec(variant)].into_iter().chain(repacks).chain(catalog::specs(variant)).collect()
 }
 
 /// Kernels that bundles have: all but those of rare formats, which are

@@ -1,4 +1,5 @@
-//! NCCL: collectives of several GPUs, loaded at run time.
+//! NCCL: collectives of several GPUs, loaded at run time. Short
+//! all-reduces run over peer memory instead, in one launch.
 //!
 //! These are bindings of our own: cudarc's look for other names
 //! of the library than packages install, and panic when it is
@@ -8,6 +9,8 @@
 //! multicast needs resources of the whole machine.
 
 mod api;
+mod one_shot;
+mod peer_memory;
 mod watch;
 
 use std::fmt;
@@ -29,6 +32,8 @@ use crate::stream::CudaStream;
 use api::UniqueId;
 use api::{Api, Elements, Handle, Type};
 pub use api::{ID_BYTES, LIBRARY_VARIABLE};
+pub use one_shot::ONE_SHOT_VARIABLE;
+use one_shot::OneShot;
 use watch::Watched;
 
 /// Identity of a new group, which its maker gives to all ranks
@@ -58,7 +63,12 @@ pub fn of_devices(devices: &[Arc<dyn Device>], limit: Duration) -> Result<Vec<Nc
     let joining = devices.iter().enumerate().map(|(rank, device)| Joining::begin(&**device, id, [rank, world]));
     let joining = joining.collect::<Result<Vec<_>, _>>()?;
     let deadline = Instant::now() + limit;
-    let joined = joining.into_iter().zip(controls).map(|(rank, control)| rank.end(Some(control), limit, deadline));
+    let one_shots = one_shot::of_devices(devices, limit).unwrap_or_else(|error| one_shot::refused(Some(error)));
+    let mut one_shots = one_shots.into_iter().flatten();
+    let joined = joining.into_iter().zip(controls).map(|(rank, control)| {
+        let one_shot = one_shots.next();
+        rank.end(Some(control), one_shot, limit, deadline)
+    });
     joined.collect()
 }
 
@@ -79,12 +89,14 @@ pub fn of_processes(
     let wrong =
         || HalError::BadGroup { expected: "an id of NCCL".into(), got: format!("{} bytes", all[0].bytes.len()) };
     let id = all[0].bytes.as_slice().try_into().map_err(|_| wrong())?;
-    Joining::begin(device, id, ranks)?.end(Some(control), limit, Instant::now() + limit)
+    let joining = Joining::begin(device, id, ranks)?;
+    let one_shot = one_shot::of_processes(device, &control, limit)?;
+    joining.end(Some(control), one_shot, limit, Instant::now() + limit)
 }
 
 /// Communicator of `rank` of `world`, whose group has an
 /// [id](unique_id) of the caller's. A rank that is gone is known
-/// by the time limit alone.
+/// by the time limit alone, and all collectives are NCCL's.
 ///
 /// # Errors
 /// As [`of_devices`].
@@ -98,7 +110,7 @@ pub fn of_id(
         let expected = format!("a rank below {world}");
         return Err(HalError::BadGroup { expected, got: format!("rank {rank}") });
     }
-    Joining::begin(device, id, [rank, world])?.end(None, limit, Instant::now() + limit)
+    Joining::begin(device, id, [rank, world])?.end(None, None, limit, Instant::now() + limit)
 }
 
 /// A rank that waits for the others to join, in a thread of its
@@ -139,6 +151,7 @@ impl Joining {
     fn end(
         self,
         control: Option<HostCommunicator>,
+        one_shot: Option<OneShot>,
         limit: Duration,
         deadline: Instant,
     ) -> Result<NcclCommunicator, HalError> {
@@ -151,11 +164,14 @@ impl Joining {
                 return Err(HalError::GroupSilent { limit, what: format!("rank {rank} of {world} joining") });
             }
         };
-        let watched = Arc::new(Watched::new(Api::get()?, Arc::clone(&context), handle, control, limit));
+        let one_shot_bytes = one_shot.as_ref().map_or(0, OneShot::longest);
+        tracing::info!(%device, rank, world, one_shot_bytes, "joined a group");
+        let watched = Watched::new(Api::get()?, Arc::clone(&context), handle, control, one_shot, limit);
+        let watched = Arc::new(watched);
         let own = Arc::clone(&watched);
         let watch = thread::Builder::new().name("qgemm-nccl-watch".into()).spawn(move || own.watch());
         let watch = Some(watch.map_err(|error| not_started(&context, &error))?);
-        Ok(NcclCommunicator { rank, world, watched, watch })
+        Ok(NcclCommunicator { rank, world, one_shot_bytes, watched, watch })
     }
 }
 
@@ -166,17 +182,44 @@ fn not_started(context: &DeviceContext, error: &std::io::Error) -> HalError {
 /// A rank's end of a group of GPUs. Collectives are work of the
 /// stream, which a graph can capture.
 ///
+/// Where all devices can access each other's memory, all-reduces up
+/// to [a limit](NcclCommunicator::one_shot_bytes) run in one launch of
+/// each rank (one-shot): every rank writes its message to all
+/// others and adds all in the order of ranks, in f32.
+///
 /// A thread watches the other ranks. When one is gone, or work
 /// takes too long, it ends the communicator with the kernels that
 /// wait for that rank.
 pub struct NcclCommunicator {
     rank: usize,
     world: usize,
+    one_shot_bytes: usize,
     watched: Arc<Watched>,
     watch: Option<JoinHandle<()>>,
 }
 
 impl NcclCommunicator {
+    /// Longest message of a one-shot all-reduce, in bytes. 0 where
+    /// devices cannot access each other's memory.
+    pub fn one_shot_bytes(&self) -> usize {
+        self.one_shot_bytes
+    }
+
+    /// Lowers [`NcclCommunicator::one_shot_bytes`], on all ranks alike.
+    /// [`ONE_SHOT_VARIABLE`] also raises it, before the group is made.
+    pub fn with_one_shot_bytes(mut self, bytes: usize) -> Self {
+        self.one_shot_bytes = self.one_shot_bytes.min(bytes);
+        self
+    }
+
+    /// The one-shot all-reduce that a collective runs as, with type and
+    /// number of its elements.
+    fn one_shot(&self, collective: &Collective) -> Option<(&OneShot, DType, usize)> {
+        let (dtype, count) = one_shot::message(collective)?;
+        let is_short = (1..=self.one_shot_bytes).contains(&count.checked_mul(dtype.bytes())?);
+        self.watched.one_shot.as_ref().filter(|_| is_short).map(|one_shot| (one_shot, dtype, count))
+    }
+
     fn run(&self, collective: &Collective, [x, d]: [u64; 2], handle: Handle, stream: CUstream) -> Result<(), String> {
         let api = self.watched.api;
         match collective {
@@ -256,13 +299,23 @@ impl Communicator for NcclCommunicator {
         if context.id() != self.watched.context.id() {
             return Err(HalError::WrongDevice { device: self.watched.context.id(), what: "a collective" });
         }
-        let stream = CudaStream::of(context.id(), stream)?;
+        let cuda_stream = CudaStream::of(context.id(), stream)?;
         let x = x.map_or(Ok(0), |x| device_address(context.id(), x, "X of a collective"))?;
         let d = device_address(context.id(), d.view(), "D of a collective")?;
         context.bind()?;
-        self.watched.call(&collective.to_string(), |handle| {
-            self.run(collective, [x, d], handle, stream.handle()).map_err(|why| self.watched.error(why))
+        self.watched.call(&collective.to_string(), |handle| match self.one_shot(collective) {
+            // SAFETY: D has room for the elements (`Collective::check`) and is on the
+            // device; the stream orders its use. The message is short.
+            Some((one_shot, dtype, count)) => unsafe { one_shot.launch(stream, d, dtype, count) },
+            None => {
+                let ran = self.run(collective, [x, d], handle, cuda_stream.handle());
+                ran.map_err(|why| self.watched.error(why))
+            }
         })
+    }
+
+    fn algorithm(&self, collective: &Collective) -> &'static str {
+        if self.one_shot(collective).is_some() { "one_shot" } else { "nccl" }
     }
 
     fn is_captured(&self) -> bool {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use qgemm_hal::{Communicator as _, HalError, HostCommunicator};
 
 use super::api::{Api, Handle};
+use super::one_shot::OneShot;
 use crate::driver::DeviceContext;
 
 /// Time between looks at the other ranks.
@@ -21,6 +22,7 @@ pub struct Watched {
     pub context: Arc<DeviceContext>,
     /// Tells at once when a rank is gone.
     pub control: Option<HostCommunicator>,
+    pub one_shot: Option<OneShot>,
     pub limit: Duration,
     handle: Handle,
     state: Mutex<State>,
@@ -51,9 +53,10 @@ impl Watched {
         context: Arc<DeviceContext>,
         handle: Handle,
         control: Option<HostCommunicator>,
+        one_shot: Option<OneShot>,
         limit: Duration,
     ) -> Self {
-        Self { api, context, control, limit, handle, state: Mutex::default(), changed: Condvar::new() }
+        Self { api, context, control, one_shot, limit, handle, state: Mutex::default(), changed: Condvar::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -74,9 +77,10 @@ impl Watched {
         if let Some(error) = &state.failed {
             return Err(error.clone());
         }
-        state.call = Some((Instant::now() + self.limit, what.to_owned()));
+        // Kernels that wait end before that, and name the rank.
+        state.call = Some((Instant::now() + self.limit + INTERVAL, what.to_owned()));
         drop(state);
-        let called = call(self.handle);
+        let called = call(self.handle).and_then(|()| self.one_shot_failure().map_or(Ok(()), Err));
         let mut state = self.lock();
         state.call = None;
         if let Err(error) = called {
@@ -84,6 +88,11 @@ impl Watched {
         }
         self.changed.notify_all();
         state.failed.clone().map_or(Ok(()), Err)
+    }
+
+    /// Error of an all-reduce over peer memory.
+    fn one_shot_failure(&self) -> Option<HalError> {
+        self.one_shot.as_ref().and_then(OneShot::failure)
     }
 
     /// Error of NCCL.
@@ -115,7 +124,7 @@ impl Watched {
             // SAFETY: the handle is alive: only this thread ends it, behind
             // this loop.
             let failed = || unsafe { self.api.asynchronous_error(self.handle) }.err().map(|why| self.error(why));
-            let error = gone.or(late).or_else(failed);
+            let error = gone.or_else(|| self.one_shot_failure()).or(late).or_else(failed);
             state = self.lock();
             match error {
                 Some(error) => drop(state.failed.get_or_insert(error)),
@@ -125,6 +134,7 @@ impl Watched {
         if let (Some(control), Some(error)) = (&self.control, &state.failed) {
             control.abort(&error.to_string());
         }
+        self.one_shot.iter().for_each(OneShot::stop);
         // No call begins any more. One that is under way soon returns,
         // or waits within NCCL.
         let is_called = |state: &mut State| state.call.is_some();

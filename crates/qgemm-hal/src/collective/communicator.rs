@@ -117,7 +117,8 @@ impl fmt::Display for Collective {
 
 /// One rank's end of a group of ranks.
 ///
-/// All ranks run the same collectives in the same order. After an
+/// All ranks run the same collectives in the same order, on one stream
+/// at a time: the caller orders those of several streams. After an
 /// error a group is of no use: every later call on every rank
 /// returns an error that names the rank which failed.
 pub trait Communicator: Send + Sync + fmt::Debug {
@@ -142,6 +143,12 @@ pub trait Communicator: Send + Sync + fmt::Debug {
         x: Option<BufferRef<'_>>,
         d: BufferMut<'_>,
     ) -> Result<(), HalError>;
+
+    /// How a collective of this group runs: `host_memory`, `nccl`,
+    /// `one_shot`. All ranks choose alike.
+    fn algorithm(&self, _collective: &Collective) -> &'static str {
+        "other"
+    }
 
     /// Whether collectives are work of the stream, which a graph can
     /// capture. Others are complete when [`Communicator::submit`]

@@ -88,6 +88,10 @@ impl Communicator for HostCommunicator {
         device.upload(stream, &result, d.reborrow())
     }
 
+    fn algorithm(&self, _: &Collective) -> &'static str {
+        "host_memory"
+    }
+
     fn agree(&self, what: &str) -> Result<(), HalError> {
         self.messages(Message { about: what.to_owned(), bytes: Vec::new() }).map(drop)
     }

@@ -199,6 +199,9 @@ pub struct CheckedExperts {
     pub each: CheckedGemm,
     /// Experts; at least 1.
     pub experts: usize,
+    /// Experts that rows are routed to: [`CheckedExperts::experts`], or more
+    /// where slots of others have no row here (expert parallelism).
+    pub routed_to: usize,
     /// Rows of W between experts: a multiple of
     /// [`EXPERT_ROWS`](qgemm_formats::EXPERT_ROWS), or 0 when all
     /// experts share one weight and bias.
@@ -311,7 +314,7 @@ impl CheckedExperts {
         let (experts, rows) = (self.experts.max(1) as f64, self.each.m as f64);
         match self.form {
             ExpertForm::Masked { .. } => experts,
-            _ => experts * (1.0 - (1.0 - 1.0 / experts).powf(rows)),
+            _ => experts * (1.0 - (1.0 - 1.0 / self.routed_to.max(1) as f64).powf(rows)),
         }
     }
 
@@ -319,8 +322,13 @@ impl CheckedExperts {
     pub fn mean_rows(&self) -> usize {
         match self.form {
             ExpertForm::Masked { capacity } => capacity.max(1),
-            _ => self.each.m.div_ceil(self.experts).max(1),
+            _ => self.each.m.div_ceil(self.routed_to.max(1)).max(1),
         }
+    }
+
+    /// Expected rows of all experts under uniform routing.
+    pub fn expected_rows(&self) -> f64 {
+        self.each.m as f64 * self.experts as f64 / self.routed_to.max(1) as f64
     }
 
     /// Name in tables and messages: `gemm_nt_q4_k_f16_indexed`.

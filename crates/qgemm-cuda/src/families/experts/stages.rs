@@ -139,7 +139,7 @@ mod tests {
         };
         let combine = combines.then(|| Combine { d: Dense::rows_of(DType::BF16, n), residual: None });
         let (checks_index, index_ready) = (true, false);
-        CheckedExperts { each, experts: 8, row_pitch: n, form, combine, checks_index, lists, index_ready }
+        CheckedExperts { each, experts: 8, routed_to: 8, row_pitch: n, form, combine, checks_index, lists, index_ready }
     }
 
     /// Kernel of each launch, and the text of the sequence.
