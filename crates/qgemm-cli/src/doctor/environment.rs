@@ -7,7 +7,7 @@ use qgemm_api::{read_tuned, tuned_table_path};
 use super::finding::Finding;
 
 /// Every variable, as `docs/guide/environment.md` lists them.
-const VARIABLES: [&str; 18] = [
+const VARIABLES: [&str; 19] = [
     "QGEMM_KERNELS",
     "QGEMM_EMBED_KERNELS",
     "QGEMM_CACHE",
