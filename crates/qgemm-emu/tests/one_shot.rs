@@ -161,17 +161,17 @@ fn call(group: &mut Group, number: u32, dtype: DType, count: usize, offset: usiz
         expected.iter_mut().zip(other).for_each(|(sum, value)| *sum += value);
     }
     let expected = dtype.decode(&dtype.encode(&expected));
+    let encoded: Vec<_> = own.iter().map(|own| packets(&dtype.encode(own), number)).collect();
     for rank in 0..world {
-        for later in rank + 1..world {
-            group.write(rank, slot(world, number, later), &packets(&dtype.encode(&own[later]), number));
+        for (later, sent) in encoded.iter().enumerate().skip(rank + 1) {
+            group.write(rank, slot(world, number, later), sent);
         }
     }
-    for rank in 0..world {
-        assert_eq!(group.run(rank, dtype, &own[rank], offset), expected, "rank {rank} of {world}, {dtype}");
+    for (rank, (own, sent)) in own.iter().zip(&encoded).enumerate() {
+        assert_eq!(group.run(rank, dtype, own, offset), expected, "rank {rank} of {world}, {dtype}");
         for to in (0..world).filter(|to| *to != rank) {
-            let sent = packets(&dtype.encode(&own[rank]), number);
             let first = slot(world, number, rank);
-            assert!(group.read(&group.ranks[to].slots)[first..].starts_with(&sent), "{rank} to {to}");
+            assert!(group.read(&group.ranks[to].slots)[first..].starts_with(sent), "{rank} to {to}");
         }
     }
 }

@@ -53,13 +53,13 @@ impl PeerMemory {
         // call, of an allocation's first byte.
         let status = unsafe { sys::cuIpcGetMemHandle(&mut handle, self.address) };
         self.context.check("cuIpcGetMemHandle", status.result())?;
-        Ok(handle.reserved.map(|byte| byte as u8))
+        Ok(bytemuck::cast(handle.reserved))
     }
 
     /// Opens another process's memory for the device of `context`.
     pub fn open(context: &Arc<DeviceContext>, handle: [u8; HANDLE_BYTES]) -> Result<Self, HalError> {
         context.bind()?;
-        let handle = sys::CUipcMemHandle { reserved: handle.map(|byte| byte as _) };
+        let handle = sys::CUipcMemHandle { reserved: bytemuck::cast(handle) };
         let flags = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
         let mut address = 0;
         // SAFETY: the driver checks the handle, and writes one address,
