@@ -35,20 +35,24 @@ fn a_plan_has_every_operation_of_every_layer() {
         tensors.extend(head_norms(if qwen { 2 } else { 0 }));
         let path = folder.model(architecture, &tensors);
         let plan = plan(&ctx, &path);
-        let of_heads: &[(&str, &str)] = if qwen { &[("attn_q_norm", "norm"), ("attn_k_norm", "norm")] } else { &[] };
         let roles = [
-            &[("attn_qkv", "gemm")][..],
-            of_heads,
-            &[("kv_append", "kv_append"), ("attn", "attention"), ("attn_output", "gemm")],
-            &[("ffn_gate_up", "gemm"), ("ffn_down", "gemm")],
-        ]
-        .concat();
+            ("attn_qkv", "gemm"),
+            ("kv_append", "kv_append"),
+            ("attn", "attention"),
+            ("attn_output", "gemm"),
+            ("ffn_gate_up", "gemm"),
+            ("ffn_down", "gemm"),
+        ];
         let of_layer = |layer: usize| roles.iter().map(move |(role, kind)| (format!("blk.{layer}.{role}"), *kind));
         let mut expected = vec![("token_embd".to_owned(), "gather_rows")];
         expected.extend((0..2).flat_map(of_layer));
         expected.extend([("output_norm".to_owned(), "norm"), ("output".to_owned(), "gemm")]);
         let got: Vec<_> = plan.ops.iter().map(|op| (op.op_id.clone(), op.operation.as_str())).collect();
         assert_eq!(got, expected);
+        let append = plan.ops.iter().find(|op| op.op_id == "blk.1.kv_append").and_then(|op| op.heads.as_ref());
+        let of_heads = append.and_then(|heads| heads.head_norms.as_ref());
+        let gammas = of_heads.map(|norms| norms.each_ref().map(|norm| norm.gamma.as_str()));
+        assert_eq!(gammas, qwen.then_some(["blk.1.attn_q_norm", "blk.1.attn_k_norm"]));
         let products = plan.ops.iter().filter(|op| op.operation == "gemm");
         assert!(products.clone().all(|op| op.reduction.is_some()));
         let axis = |op: &PlannedOp| op.dispatch.as_ref().map(|dispatch| dispatch.split_axis);

@@ -80,14 +80,8 @@ fn a_plan_has_the_mixer_of_each_layer_and_states_by_slot() {
         let got: Vec<_> =
             of_layer("blk.0.").into_iter().filter(|(id, _)| !["linear_beta", "linear_step"].contains(id)).collect();
         assert_eq!(got, [&recurrent[..], &feed_forward].concat());
-        let of_attention = [
-            ("attn_qgatekv", "gemm"),
-            ("attn_q_norm", "norm"),
-            ("attn_k_norm", "norm"),
-            ("kv_append", "kv_append"),
-            ("attn", "attention"),
-            ("attn_output", "gemm"),
-        ];
+        let of_attention =
+            [("attn_qgatekv", "gemm"), ("kv_append", "kv_append"), ("attn", "attention"), ("attn_output", "gemm")];
         assert_eq!(of_layer("blk.1."), [&of_attention[..], &feed_forward].concat());
 
         // Query and gate of each head are neighbours in one tensor.
