@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use qgemm_api::{Buffer, Collective, Context, DType, Error, Stream, half::f16};
 
 /// Bytes that an all-reduce sums.
-const SIZES: [usize; 9] = [2 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 2 << 20, 16 << 20];
+const SIZES: [usize; 10] =
+    [2 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 2 << 20, 16 << 20];
 /// All-reduces of a batch: on CUDA, of a graph.
 const BATCH: usize = 20;
 /// Batches of a measurement.

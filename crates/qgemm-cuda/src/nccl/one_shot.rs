@@ -16,8 +16,9 @@ use crate::gpu::Gpu;
 /// Variable with the longest message in bytes.
 pub const ONE_SHOT_VARIABLE: &str = "QGEMM_ONE_SHOT";
 /// Longest message by default, times the number of ranks: each
-/// sends its message to all others.
-const LONGEST: usize = 512 << 10;
+/// sends its message to all others. Measured on two H200, where
+/// it takes 0.6 of NCCL's time.
+const LONGEST: usize = 1 << 20;
 /// Threads that every SM has room for: all packets of a message
 /// wait at once.
 const RESIDENT: usize = 512;
@@ -269,7 +270,7 @@ mod tests {
     fn groups_of_one_or_too_many_have_no_one_shot() {
         assert_eq!([0, 1, MOST_RANKS + 1].map(|world| longest(132, world)), [0; 3]);
         if std::env::var_os(ONE_SHOT_VARIABLE).is_none() {
-            assert_eq!([2, 4, 8].map(|world| longest(132, world)), [256 << 10, 128 << 10, 64 << 10]);
+            assert_eq!([2, 4, 8].map(|world| longest(132, world)), [512 << 10, 256 << 10, 128 << 10]);
         }
         assert!(longest(1, 2) <= RESIDENT * PACKET_MESSAGE);
     }
