@@ -1,8 +1,10 @@
 //! `cargo xtask test`: every check and test of every
 //! layer, with setup. CI runs this.
 
+mod programs;
+
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -92,7 +94,7 @@ const STEPS: &[Step] = &[
         name: "tests",
         why: "unit, conformance and integration tests, generated files, doctests",
         days: Days::Every,
-        run: |run| run.cargo(&["test", "--workspace", "--no-fail-fast"]),
+        run: tests,
     },
     Step {
         name: "stress",
@@ -203,6 +205,24 @@ fn print_skips(lines: &[String]) {
     }
 }
 
+/// Runs the test programs, some at a time, then the doctests.
+fn tests(run: &mut Run) -> anyhow::Result<()> {
+    let programs = programs::build(run.cargo_command(&["test", "--workspace"])?.stderr(Stdio::inherit()))?;
+    let mut failed = Vec::new();
+    programs::run(programs, &models()?, |finished| {
+        let is_ok = finished.output.status.success();
+        println!("\n-- {}: {:.1} s, {}", finished.name, finished.time.as_secs_f64(), finished.output.status);
+        // A closed standard output is no reason to fail a test.
+        let _ = std::io::stdout().write_all(&finished.output.stdout);
+        String::from_utf8_lossy(&finished.output.stderr).lines().for_each(|line| run.show(line));
+        if !is_ok {
+            failed.push(finished.name);
+        }
+    })?;
+    let doctests = run.cargo(&["test", "--workspace", "--doc", "--no-fail-fast"]);
+    if failed.is_empty() { doctests } else { bail!("failed: {}", failed.join(", ")) }
+}
+
 /// Runs random cases of the day.
 fn stress(run: &mut Run) -> anyhow::Result<()> {
     let (day, program) = (days_since_1970().to_string(), built("qgemm")?);
@@ -294,18 +314,29 @@ impl Run {
 
     /// Runs cargo in the root.
     fn cargo<S: AsRef<str>>(&mut self, arguments: &[S]) -> anyhow::Result<()> {
+        let mut command = self.cargo_command(arguments)?;
+        self.watch(&mut command)
+    }
+
+    /// A command of cargo that knows the models, for which it may run tests.
+    fn cargo_command<S: AsRef<str>>(&self, arguments: &[S]) -> anyhow::Result<Command> {
         let arguments: Vec<&str> = arguments.iter().map(AsRef::as_ref).collect();
         let mut command = workspace::cargo();
-        command.args(&arguments).env("RUSTDOCFLAGS", "-D warnings");
-        for model in model::ALL {
-            command.env(model.variable, model.path()?);
-        }
+        command.args(&arguments).env("RUSTDOCFLAGS", "-D warnings").envs(models()?);
         println!("$ cargo {}", arguments.join(" "));
-        self.watch(&mut command)
+        Ok(command)
     }
 
     fn skip(&mut self, what: &str) {
         self.skips.push(format!("{SKIP} {what}"));
+    }
+
+    /// Shows a line of a command's stderr, and keeps skip lines.
+    fn show(&mut self, line: &str) {
+        eprintln!("{line}");
+        if line.starts_with(SKIP) && !self.skips.iter().any(|skip| skip == line) {
+            self.skips.push(line.to_owned());
+        }
     }
 
     /// Runs a command that must succeed, shows its stderr,
@@ -314,11 +345,7 @@ impl Run {
         let mut child = command.stderr(Stdio::piped()).spawn().with_context(|| format!("starting {command:?}"))?;
         if let Some(errors) = child.stderr.take() {
             for line in BufReader::new(errors).split(b'\n') {
-                let line = String::from_utf8_lossy(&line?).into_owned();
-                eprintln!("{line}");
-                if line.starts_with(SKIP) && !self.skips.contains(&line) {
-                    self.skips.push(line);
-                }
+                self.show(&String::from_utf8_lossy(&line?));
             }
         }
         let status = child.wait()?;
@@ -348,6 +375,11 @@ impl Days {
 /// Path of a program that the step `build` builds.
 fn built(name: &str) -> anyhow::Result<PathBuf> {
     Ok(workspace::target_folder()?.join("debug").join(format!("{name}{}", std::env::consts::EXE_SUFFIX)))
+}
+
+/// The variables that name the models of tests.
+fn models() -> anyhow::Result<Vec<(&'static str, PathBuf)>> {
+    model::ALL.iter().map(|model| Ok((model.variable, model.path()?))).collect()
 }
 
 fn days_since_1970() -> u64 {
