@@ -93,6 +93,13 @@ pub(crate) fn normal(rng: &mut StdRng) -> f32 {
     ((-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()) as f32
 }
 
+/// Draws what `count` calls of [`normal`] would draw.
+pub(crate) fn skip_normal(count: usize, rng: &mut StdRng) {
+    for _ in 0..2 * count {
+        let _: f64 = rng.random();
+    }
+}
+
 fn denormal(dtype: DType, i: usize, rng: &mut StdRng) -> f32 {
     let sign = if rng.random() { 1.0 } else { -1.0 };
     match dtype {

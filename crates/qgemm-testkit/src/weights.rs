@@ -7,7 +7,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use thiserror::Error;
 
-use crate::activations::normal;
+use crate::activations::{normal, skip_normal};
 use crate::gemm::ActOrder;
 
 /// Kind of weights.
@@ -110,22 +110,23 @@ pub fn weight(
     let mut rng = StdRng::seed_from_u64(seed ^ 0x3e16_4700_5eed_0000);
     let order = act_order.map(|order| column_order(order, format.block_len, k, &mut rng));
     let stored_k = order.as_ref().map_or(k, Vec::len);
-    let base = values(n, stored_k, order.as_deref(), &mut rng);
-    let (mut blocks, mut row_scale) = match (format.quantize_blocks, format.quantize_matrix) {
-        (None, None) => {
-            format.check_k(stored_k)?;
-            (vec![0; format.row_offset(n, stored_k)], format.row_scale.then(|| vec![1.0; n]))
-        }
-        _ => {
-            let (quantized, used) = quantize(&base, n, stored_k, format)?;
-            if used != format {
-                return Err(TestWeightError::FellBack { asked: format, used, k: stored_k });
-            }
-            (quantized.blocks().to_vec(), quantized.row_scale().map(<[f32]>::to_vec))
-        }
-    };
     let quantizes = format.quantize_blocks.is_some() || format.quantize_matrix.is_some();
-    if kind != WeightKind::Quantized || !quantizes {
+    let is_raw = kind != WeightKind::Quantized || !quantizes;
+    // Codes of whole blocks are drawn later.
+    let keeps_codes = !is_raw || order.is_some() || !stored_k.is_multiple_of(format.block_len);
+    let (mut blocks, mut row_scale) = if quantizes && keeps_codes {
+        let base = values(n, stored_k, order.as_deref(), &mut rng);
+        let (quantized, used) = quantize(&base, n, stored_k, format)?;
+        if used != format {
+            return Err(TestWeightError::FellBack { asked: format, used, k: stored_k });
+        }
+        (quantized.blocks().to_vec(), quantized.row_scale().map(<[f32]>::to_vec))
+    } else {
+        format.check_k(stored_k)?;
+        skip_normal(n * stored_k, &mut rng);
+        (vec![0; format.row_offset(n, stored_k)], format.row_scale.then(|| vec![1.0; n]))
+    };
+    if is_raw {
         let scale = Scale::of(if kind == WeightKind::Quantized { WeightKind::Raw } else { kind });
         fill_raw(format, stored_k, &scale, order.as_deref(), &mut blocks, &mut rng);
         if let Some(scales) = &mut row_scale {

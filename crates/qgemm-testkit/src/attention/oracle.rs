@@ -107,8 +107,7 @@ impl Inputs<'_> {
         for key in (0..keys).filter(|&key| is_visible(key) && is_set(key)) {
             let Some(row) = case.row(sequence, key, &self.table) else { continue };
             let k = &self.k[(row * kv_heads + kv_head) * qk..][..qk];
-            let product: f64 = q.iter().zip(k).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
-            let parts = q.iter().zip(k).map(|(q, k)| (f64::from(*q) * f64::from(*k)).abs()).sum::<f64>();
+            let (product, parts) = dot(q, k);
             if product.is_finite() {
                 magnitude = magnitude.max((parts + self.offset_magnitude(q, row * kv_heads + kv_head)) * scale.abs());
             }
@@ -162,4 +161,25 @@ impl Inputs<'_> {
         };
         if self.case.kv == KvFormat::Q4_0 { blocks.map(of_block).sum() } else { 0.0 }
     }
+}
+
+/// `Σ q·k` and `Σ |q·k|`, in interleaved sums for vectorization.
+fn dot(q: &[f32], k: &[f32]) -> (f64, f64) {
+    const LANES: usize = 4;
+    let (q_parts, q_rest) = q.as_chunks::<LANES>();
+    let (k_parts, k_rest) = k.as_chunks::<LANES>();
+    let (mut sums, mut magnitudes) = ([0.0; LANES], [0.0; LANES]);
+    for (q, k) in q_parts.iter().zip(k_parts) {
+        for lane in 0..LANES {
+            let product = f64::from(q[lane]) * f64::from(k[lane]);
+            sums[lane] += product;
+            magnitudes[lane] += product.abs();
+        }
+    }
+    for (lane, (q, k)) in q_rest.iter().zip(k_rest).enumerate() {
+        let product = f64::from(*q) * f64::from(*k);
+        sums[lane] += product;
+        magnitudes[lane] += product.abs();
+    }
+    (sums.iter().sum(), magnitudes.iter().sum())
 }

@@ -1,6 +1,8 @@
 //! Runs one MoE GEMM on a device and judges the result.
 
-use qgemm_api::{Buffer, BufferRef, Context, ExpertArgs, ExpertPlan, ExpertProblem, Experts, HostExperts, Workspace};
+use qgemm_api::{
+    Buffer, BufferRef, Context, DeviceKind, ExpertArgs, ExpertPlan, ExpertProblem, Experts, HostExperts, Workspace,
+};
 use qgemm_formats::DType;
 
 use super::case::{ExpertCase, FormCase};
@@ -20,7 +22,8 @@ use crate::outcome::{Exemption, Failure, Outcome, Verdict};
 /// Exemptions. An exemption fails if the case can be planned.
 const EXEMPTIONS: &[Exemption<ExpertCase>] = &[];
 
-/// Runs `case` on poisoned memory, twice, and compares with the oracle.
+/// Runs `case` on poisoned memory and compares with the oracle.
+/// It runs twice where a second run may differ.
 pub(super) fn run(ctx: &Context, case: &ExpertCase) -> Outcome {
     let mut outcome = Outcome::new(case);
     let result = judge(ctx, case, &mut outcome);
@@ -109,7 +112,7 @@ fn judge_launch(launch: &Launch<'_>, host: &Host, outcome: &mut Outcome) -> Resu
     outcome.kernel = Some(launch.plan.kernel_name().to_owned());
     outcome.kernel_id = launch.plan.kernel_id();
 
-    let [first, second] = [launch.run(host, &host.index)?, launch.run(host, &host.index)?];
+    let first = launch.run(host, &host.index)?;
     let config = launch.plan.launch().map(|plan| plan.config.tile);
     let math = config.map_or(qgemm_hal::Math::FmaF32, |config| config.math);
     let path = path(math).ok_or_else(|| Failure::NoModel(format!("the arithmetic `{}`", math.name())))?;
@@ -158,7 +161,11 @@ fn judge_launch(launch: &Launch<'_>, host: &Host, outcome: &mut Outcome) -> Resu
         }
     }
     check_status(&first.status, &host.index)?;
-    Failure::check_same(&first.d, &second.d)?;
+    // Emulated threads run in one order, and each run has a
+    // workspace of its own: a second run is the same.
+    if launch.ctx.info().id.kind != DeviceKind::Emu {
+        Failure::check_same(&first.d, &launch.run(host, &host.index)?.d)?;
+    }
     if case.each.batch_invariant { check_alone(launch, host, &all) } else { Ok(()) }
 }
 

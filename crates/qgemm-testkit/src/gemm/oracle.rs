@@ -143,6 +143,8 @@ struct Product<'a> {
     n: usize,
     /// `[M, K]`.
     x: Vec<f64>,
+    /// Squares of `x`, for energies.
+    x_squares: Vec<f64>,
     added: &'a Added<'a>,
 }
 
@@ -161,7 +163,8 @@ impl<'a> Product<'a> {
         for (what, operand, len) in lengths {
             assert!(operand.is_none_or(|operand| operand.len() == len), "{what} is not {len} long");
         }
-        Self { m, n, x: x.iter().map(|&v| v.into()).collect(), added }
+        let x: Vec<f64> = x.iter().map(|&v| v.into()).collect();
+        Self { m, n, x_squares: x.iter().map(|x| x * x).collect(), x, added }
     }
 
     /// Outputs of one weight row for every token, before the
@@ -172,15 +175,17 @@ impl<'a> Product<'a> {
         let bias = bias.map_or(0.0, |bias| f64::from(bias[bias_index]));
         let least = least_product(weight, row, &w) * resolution.largest_code;
         let steps = code_steps(weight, row, &w);
-        let one = |(token, x): (usize, &[f64])| {
-            let (dot, squares) = dot(&w, &steps, x);
+        let w_squares: Vec<f64> = w.iter().zip(steps).map(|(w, step)| w.abs().max(step).powi(2)).collect();
+        let rows = self.x.chunks_exact(w.len()).zip(self.x_squares.chunks_exact(w.len()));
+        let one = |(token, (x, x_squares)): (usize, (&[f64], &[f64]))| {
+            let (sum, squares) = (dot(&w, x), dot(&w_squares, x_squares));
             let factor = f64::from(alpha) * token_scale.map_or(1.0, |scales| f64::from(scales[token]));
             let c = c.map_or(0.0, |(beta, c)| f64::from(beta) * f64::from(c[token * self.n + row]));
             // Floors of the accumulator, the sum and the addends.
             let floor = factor.abs() * least + 3.0 * LEAST;
-            Value { value: factor * dot + c + bias, energy: factor * factor * squares + c * c + bias * bias, floor }
+            Value { value: factor * sum + c + bias, energy: factor * factor * squares + c * c + bias * bias, floor }
         };
-        self.x.chunks_exact(w.len()).enumerate().map(one).collect()
+        rows.enumerate().map(one).collect()
     }
 
     /// All outputs, given those of a feature, plus the residual.
@@ -229,7 +234,7 @@ fn code_steps(weight: &HostWeight, row: usize, w: &[f64]) -> Vec<f64> {
     let most = (MOST_OF_CODES * f64::from(1u32 << format.code_bits().min(16))).max(FEWEST_STEPS);
     for block in blocks.take(format.blocks_per_row(stored_k)) {
         (format.dequantize_block)(block, &mut values);
-        for sub_block in values.chunks(format.sub_block.max(1)) {
+        for sub_block in values.chunks_mut(format.sub_block.max(1)) {
             let instructions = sub_block.len().div_ceil(INSTRUCTION_PRODUCTS);
             let step =
                 (INSTRUCTION_STEPS * instructions as f64).min(most) * row_scale * step_of(format, block, sub_block);
@@ -250,42 +255,33 @@ fn code_steps(weight: &HostWeight, row: usize, w: &[f64]) -> Vec<f64> {
     of_columns
 }
 
-/// Code step of a sub-block. Zero-point groups store it;
+/// Code step of a sub-block, which is sorted. Zero-point groups store it;
 /// otherwise it is the smallest difference of two values.
-fn step_of(format: Format, block: &[u8], sub_block: &[f32]) -> f64 {
+fn step_of(format: Format, block: &[u8], sub_block: &mut [f32]) -> f64 {
     match (format.encoding, format.float_scales) {
         (Encoding::IntZero, [scale]) => f64::from(scale.read(block)).abs(),
         _ => {
-            let mut sorted = sub_block.to_vec();
-            sorted.sort_by(f32::total_cmp);
-            let differences = sorted.windows(2).map(|pair| f64::from(pair[1]) - f64::from(pair[0]));
+            sub_block.sort_unstable_by(f32::total_cmp);
+            let differences = sub_block.windows(2).map(|pair| f64::from(pair[1]) - f64::from(pair[0]));
             let smallest = differences.filter(|&difference| difference > 0.0).fold(f64::INFINITY, f64::min);
             if smallest.is_finite() { smallest } else { 0.0 }
         }
     }
 }
 
-/// `Σ w·x` and `Σ (max(|w|, step)·x)²`, each in four interleaved
-/// sums for vectorization.
-fn dot(w: &[f64], steps: &[f64], x: &[f64]) -> (f64, f64) {
-    const LANES: usize = 4;
-    let (mut sums, mut squares) = ([0.0; LANES], [0.0; LANES]);
-    let (w_parts, step_parts, x_parts) = (w.chunks_exact(LANES), steps.chunks_exact(LANES), x.chunks_exact(LANES));
-    let (mut sum, mut square) = (0.0, 0.0);
-    for ((w, step), x) in w_parts.remainder().iter().zip(step_parts.remainder()).zip(x_parts.remainder()) {
-        sum += w * x;
-        square += (w.abs().max(*step) * x).powi(2);
-    }
-    for ((w, step), x) in w_parts.zip(step_parts).zip(x_parts) {
+/// `Σ a·b`, in interleaved sums for vectorization.
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    const LANES: usize = 8;
+    let (a_parts, a_rest) = a.as_chunks::<LANES>();
+    let (b_parts, b_rest) = b.as_chunks::<LANES>();
+    let mut sums = [0.0; LANES];
+    for (a, b) in a_parts.iter().zip(b_parts) {
         for lane in 0..LANES {
-            let summand = w[lane].abs().max(step[lane]) * x[lane];
-            sums[lane] += w[lane] * x[lane];
-            squares[lane] += summand * summand;
+            sums[lane] += a[lane] * b[lane];
         }
     }
-    sum += sums.iter().sum::<f64>();
-    square += squares.iter().sum::<f64>();
-    (sum, square)
+    let rest: f64 = a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum();
+    sums.iter().sum::<f64>() + rest
 }
 
 #[cfg(test)]
