@@ -70,14 +70,6 @@ fn logits_of(ctx: &Context, path: &Path, options: PlanOptions) -> Result<[Vec<f3
     Ok([run(prompt, &[(&TOKENS, TOKENS.len() as u32)])?, run(options, &one_by_one)?])
 }
 
-/// One device, where two ranks have one each; otherwise the test is
-/// skipped there.
-fn device_of_ranks(test: &str, device: &str) -> Option<Arc<Context>> {
-    let last = if device == "cuda:0" { "cuda:1" } else { device };
-    qgemm_testkit::open_or_skip(test, last)?;
-    qgemm_testkit::open_or_skip(test, device)
-}
-
 /// Devices whose ranks add in one order.
 fn has_fixed_order(device: &str) -> bool {
     matches!(device, "cpu" | "cuda:0")
@@ -129,7 +121,7 @@ fn two_ranks_have_the_logits_of_one_device() {
     let folder = Folder::new();
     let models = models(&folder);
     for device in ["cpu", "emu:sm80", "wgpu:0", "cuda:0"] {
-        let Some(one) = device_of_ranks(test, device) else { continue };
+        let Some(one) = qgemm_testkit::open_for_ranks_or_skip(test, device) else { continue };
         // Shaders and emulated kernels compile for seconds.
         let count = if has_fixed_order(device) { models.len() } else { 1 };
         for path in &models[..count] {
@@ -173,7 +165,7 @@ fn ranks_with_whole_experts_have_the_logits_of_one_device() {
     let folder = Folder::new();
     let path = folder.model("qwen3moe", &uneven_experts());
     for (device, worlds) in [("cpu", &[2, 4][..]), ("emu:sm80", &[2]), ("wgpu:0", &[2]), ("cuda:0", &[2])] {
-        let Some(one) = device_of_ranks(test, device) else { continue };
+        let Some(one) = qgemm_testkit::open_for_ranks_or_skip(test, device) else { continue };
         let whole = logits_by_expert(&one, &path).expect("it runs");
         for &world in worlds {
             let run = || {

@@ -189,45 +189,45 @@ fn loss(chip: &str, tally: &Tally) -> LossRow {
 /// One row for each kernel, with the problems of all chips; without
 /// `--all`, one for each tile.
 fn rows(args: &Args, tallies: &[Tally]) -> Vec<KernelRow> {
-    let mut kernels = BTreeMap::<&str, KernelRow>::new();
+    let mut kernels = BTreeMap::new();
     for stats in tallies.iter().flat_map(|tally| &tally.stats) {
-        let new = || KernelRow {
+        let row = KernelRow {
             kernel: stats.kernel.clone(),
-            kernels: 1,
+            kernels: 0,
             earning: 0,
-            offered: 0,
-            chosen: 0,
-            alone: 0,
-            nearest: f64::INFINITY,
+            offered: stats.offered,
+            chosen: stats.chosen,
+            alone: stats.alone,
+            nearest: stats.nearest,
         };
-        let row = kernels.entry(&stats.kernel).or_insert_with(new);
-        row.offered += stats.offered;
-        row.chosen += stats.chosen;
-        row.alone += stats.alone;
-        row.nearest = row.nearest.min(stats.nearest);
+        merge(&mut kernels, row);
+    }
+    for row in kernels.values_mut() {
+        row.kernels = 1;
         row.earning = usize::from(row.alone > 0 || row.nearest <= 1.0 + args.within);
     }
-    let mut kernels: Vec<KernelRow> = kernels.into_values().collect();
     if args.all {
-        return kernels;
+        return kernels.into_values().collect();
     }
-    kernels.iter_mut().for_each(|row| row.kernel = tile(&row.kernel));
-    kernels.sort_by(|a, b| a.kernel.cmp(&b.kernel));
-    let mut tiles: Vec<KernelRow> = Vec::new();
-    for row in kernels {
-        match tiles.last_mut().filter(|tile| tile.kernel == row.kernel) {
-            None => tiles.push(row),
-            Some(tile) => {
-                tile.kernels += row.kernels;
-                tile.earning += row.earning;
-                tile.offered += row.offered;
-                tile.chosen += row.chosen;
-                tile.alone += row.alone;
-                tile.nearest = tile.nearest.min(row.nearest);
-            }
-        }
+    let mut tiles = BTreeMap::new();
+    for row in kernels.into_values() {
+        merge(&mut tiles, KernelRow { kernel: tile(&row.kernel), ..row });
     }
-    tiles
+    tiles.into_values().collect()
+}
+
+/// Adds `new` to the row of its identity.
+fn merge(rows: &mut BTreeMap<String, KernelRow>, new: KernelRow) {
+    let Some(row) = rows.get_mut(&new.kernel) else {
+        rows.insert(new.kernel.clone(), new);
+        return;
+    };
+    row.kernels += new.kernels;
+    row.earning += new.earning;
+    row.offered += new.offered;
+    row.chosen += new.chosen;
+    row.alone += new.alone;
+    row.nearest = row.nearest.min(new.nearest);
 }
 
 /// Identity of a tile: that of a kernel without its weight format, and

@@ -104,20 +104,7 @@ impl HostExperts {
             let stacked = weight.clone();
             return Ok(Self { stacked, experts, rows, features: rows, gated: false, k_orders });
         }
-        let (format, stored_k) = (weight.format(), weight.stored_k());
-        let bytes = rows * format.row_bytes(stored_k);
-        let one = |expert: usize| {
-            let blocks = weight.blocks()[expert * bytes..(expert + 1) * bytes].to_vec();
-            let one = match weight.k_order() {
-                None => HostWeight::new(format, rows, weight.k(), blocks.into())?,
-                Some(order) => HostWeight::with_k_order(format, rows, weight.k(), blocks.into(), order.to_vec())?,
-            };
-            let one = one.with_stated_x(weight.stated_x());
-            match weight.row_scale() {
-                None => Ok(one),
-                Some(scales) => one.with_row_scale(scales[expert * rows..(expert + 1) * rows].to_vec()),
-            }
-        };
+        let one = |expert: usize| weight.rows_between(expert * rows..(expert + 1) * rows);
         Self::new(&(0..experts).map(one).collect::<Result<Vec<_>, FormatError>>()?)
     }
 

@@ -186,7 +186,7 @@ impl HostWeight {
     }
 
     /// The rows of a range, sharing the memory of this weight.
-    fn rows_between(&self, rows: Range<usize>) -> Result<Self, FormatError> {
+    pub(crate) fn rows_between(&self, rows: Range<usize>) -> Result<Self, FormatError> {
         let at = |row| self.format().row_offset(row, self.stored_k());
         let blocks = self.shared_blocks().slice(at(rows.start)..at(rows.end));
         let blocks = blocks.unwrap_or_else(|| self.shared_blocks().clone());

@@ -276,6 +276,19 @@ pub fn open_or_skip(what: &str, device: &str) -> Option<Arc<Context>> {
     }
 }
 
+/// Opens a device for a test whose two ranks have a device each:
+/// as [`open_or_skip`], and skipped where the second GPU is absent.
+///
+/// # Panics
+/// As [`open_or_skip`].
+pub fn open_for_ranks_or_skip(what: &str, device: &str) -> Option<Arc<Context>> {
+    // Ranks share other devices.
+    if device == "cuda:0" {
+        open_or_skip(what, "cuda:1")?;
+    }
+    open_or_skip(what, device)
+}
+
 /// The process's context of a device. Groups share it, because
 /// compiling kernels again would take most of the time.
 fn shared_context(device: &str) -> Result<Arc<Context>, Error> {

@@ -49,7 +49,7 @@ mod weights;
 pub use activations::{ActivationKind, activations};
 pub use attention::{AttentionCase, AttentionMask, AttentionStorage, AttentionValues, MaskPattern, run_attention};
 pub use compare::{Comparison, Mismatch, TILE, compare, first_difference};
-pub use conformance::{check_group, open_or_skip, skipped};
+pub use conformance::{check_group, open_for_ranks_or_skip, open_or_skip, skipped};
 pub use convert::{
     ConvertCase, ConvertLayout, ConvertOrder, ConvertValues, convert, converted_row, nearest, run_conversion,
 };

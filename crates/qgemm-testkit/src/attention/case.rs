@@ -452,6 +452,16 @@ impl fmt::Display for AttentionCase {
     }
 }
 
+/// Types of activations, in turn.
+pub(super) fn types(i: usize) -> DType {
+    [DType::F16, DType::BF16, DType::F32][i % 3]
+}
+
+/// Numbers the seeds of cases, so that random values differ.
+pub(super) fn numbered(cases: Vec<AttentionCase>) -> Vec<AttentionCase> {
+    cases.into_iter().enumerate().map(|(i, case)| AttentionCase { seed: i as u64, ..case }).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

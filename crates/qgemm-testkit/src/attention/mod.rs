@@ -2,6 +2,7 @@
 
 mod cache;
 mod case;
+mod every_kernel;
 mod groups;
 mod mask;
 mod oracle;

@@ -10,7 +10,8 @@ use rand::Rng;
 use rand::rngs::StdRng;
 use serde_json::{Value, json};
 
-use super::meaning::{Tensor, Tensors, Values, meanings};
+use super::layer::{Tensor, Tensors, Values};
+use super::meaning::meanings;
 use super::{FuzzCase, FuzzTarget, FuzzVerdict, mutate};
 use crate::random::pick;
 

@@ -10,6 +10,8 @@
 
 mod checkpoint;
 mod gguf;
+mod grouped;
+mod layer;
 mod meaning;
 pub mod mutate;
 mod packed;

@@ -3,6 +3,7 @@
 mod activation;
 mod case;
 mod configurations;
+mod forms_of_x;
 mod fused;
 mod groups;
 pub(crate) mod host;
