@@ -34,9 +34,9 @@ pub struct Program {
 pub struct Finished {
     /// Its name.
     pub name: String,
-    /// What it printed, and how it ended.
+    /// Its output and exit status.
     pub output: Output,
-    /// How long it ran.
+    /// Its running time.
     pub time: Duration,
 }
 
