@@ -221,16 +221,15 @@ struct Recording<'s> {
     context: &'s DeviceContext,
     stream: &'s CudaStream,
     ended: bool,
-    /// Of the thread that began it, as its work is.
+    /// A thread-local capture must be ended by the
+    /// thread that began it.
     _on_this_thread: PhantomData<*const ()>,
 }
 
 impl<'s> Recording<'s> {
     fn begin(context: &'s DeviceContext, stream: &'s CudaStream) -> Result<Self, HalError> {
         context.bind()?;
-        // NCCL connects ranks at their first collective of a size, which
-        // may be within the capture.
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is alive and of this context.
         context.check("cuStreamBeginCapture", unsafe { result::stream::begin_capture(stream.handle(), mode) })?;
         Ok(Self { context, stream, ended: false, _on_this_thread: PhantomData })

@@ -36,7 +36,8 @@ macro_rules! conformance {
             attention_codes attention_decode attention_bits attention_every_kernel attention_dequantized
             attention_sinks attention_gated attention_mixed attention_invariant
             norm_sizes norm_types norm_layouts norm_values norm_residual norm_quantized norm_gated
-            kv_append_lengths kv_append_heads kv_append_angles kv_append_layouts kv_append_hadamard kv_append_in_place
+            kv_append_lengths kv_append_heads kv_append_angles kv_append_layouts kv_append_hadamard
+            kv_append_head_norm kv_append_in_place
             indexer_lengths indexer_heads indexer_values indexer_best indexer_layouts
             gradient_formats gradient_exact gradient_nan_codes gradient_parts gradient_order gradient_gated gradient_experts
             optimizer_rules optimizer_steps

@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use qgemm_hal::{
-    BufferRef, Device, DeviceId, DeviceInfo, Geometry, HalError, Kernel, KernelId, LaunchStep, Operand, OperandDesc,
-    Operands, Stream,
+    Access, BufferRef, Device, DeviceId, DeviceInfo, Geometry, HalError, Kernel, KernelId, LaunchStep, Operand,
+    OperandDesc, Operands, Stream,
 };
 
 use super::launch_params::LaunchParams;
@@ -35,6 +35,23 @@ pub struct KernelLaunch {
     /// if that holds the residual.
     pub updated: Option<usize>,
     pub(super) params: Arc<dyn Params>,
+}
+
+/// `all`, with the operands in `slots` as constants: what settled operands are for a launch that
+/// starts early.
+pub(super) const fn with_constants<const N: usize>(all: &[OperandDesc], slots: &[usize]) -> [OperandDesc; N] {
+    let mut operands = [all[0]; N];
+    let mut at = 0;
+    while at < N {
+        operands[at] = all[at];
+        at += 1;
+    }
+    at = 0;
+    while at < slots.len() {
+        operands[slots[at]].access = Access::Constant;
+        at += 1;
+    }
+    operands
 }
 
 /// The error for a plan's kernel whose family is none of this

@@ -9,12 +9,12 @@ use qgemm_hal::abi::{self, AttentionPointers, AttentionShape, KvAppendPointers, 
 use qgemm_hal::op::kv_append::{hadamard_block, hadamard_scale};
 use qgemm_hal::{
     CheckedKvAppend, Device, DeviceInfo, Families, Family, Geometry, HalError, KernelId, KvAddressing, KvAppendConfig,
-    KvAppendLaunch, KvAppendOperand, KvAppendSpec, KvAppendStep, KvFormat, LaunchSequence, Operand, Operands,
-    Operation, Paging, QueryLengths, RotaryAngles, RotaryPairs, Spec, Unsupported, Variant,
+    KvAppendLaunch, KvAppendOperand, KvAppendSpec, KvAppendStep, KvFormat, LaunchSequence, Operand, OperandDesc,
+    Operands, Operation, Paging, QueryLengths, RotaryAngles, RotaryPairs, Spec, Unsupported, Variant,
 };
 
 use super::attention::params::{AttentionParams, kv_code};
-use super::kernel_launch::{Addresses, KernelLaunch, MakeKernel, Params, load};
+use super::kernel_launch::{Addresses, KernelLaunch, MakeKernel, Params, load, with_constants};
 use super::launch_params::LaunchParams;
 use super::prelude::Prelude;
 use crate::source;
@@ -36,6 +36,16 @@ const SHARED_BYTES: u32 = 1024 + 2048;
 const FEW_CTAS: usize = 8;
 /// Expected share of the bandwidth, per mille.
 const EFFICIENCY: u32 = 750;
+
+/// Operand access where indices are settled: they, angles, gammas and
+/// factors are constant, like weights.
+static SETTLED_OPERANDS: [OperandDesc; KvAppendOperand::ALL.len()] = {
+    use KvAppendOperand as O;
+    let indices = [O::QOffsets as usize, O::KvOffsets as usize, O::KvLengths as usize, O::BlockTable as usize];
+    let numbers = [O::Positions as usize, O::Cos as usize, O::Sin as usize, O::QGamma as usize, O::KGamma as usize];
+    let all: [OperandDesc; KvAppendOperand::ALL.len()] = with_constants(O::ALL, &indices);
+    with_constants(&all, &numbers)
+};
 
 /// Families of `kv_append`.
 pub(super) const FAMILIES: Families<CheckedKvAppend> = &[&KvAppend];
@@ -240,7 +250,7 @@ pub(super) fn sequence(
         geometry: Geometry { grid: [ctas, 1, 1], threads: THREADS, shared_bytes: SHARED_BYTES },
         // These kernels call `griddepcontrol_wait` themselves (atoms/sync.cuh).
         starts_early: variant >= Variant::Sm90,
-        operands: KvAppendOperand::ALL,
+        operands: if op.addressing.settled { &SETTLED_OPERANDS } else { KvAppendOperand::ALL },
         updated: None,
         params: Arc::new(params(op, cut)),
     };

@@ -8,12 +8,29 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_formats::DType;
 use qgemm_hal::abi::{self, AttentionBits, AttentionPointers, AttentionShape, dtype_code};
 use qgemm_hal::{
-    AttentionOperand, CheckedAttention, HalError, KvAddressing, KvFormat, KvFormats, MaskBits, Operands, Paging,
-    QueryLengths,
+    AttentionOperand, CheckedAttention, HalError, KvAddressing, KvFormat, KvFormats, MaskBits, Operand, OperandDesc,
+    Operands, Paging, QueryLengths,
 };
 
-use super::super::kernel_launch::{Addresses, Params};
+use super::super::kernel_launch::{Addresses, Params, with_constants};
 use super::super::launch_params::LaunchParams;
+
+/// Operand access where keys are settled: those of earlier tokens, and
+/// their indices, are constant, like weights.
+static SETTLED_OPERANDS: [OperandDesc; AttentionOperand::ALL.len()] = {
+    use AttentionOperand as O;
+    let keys = [O::K as usize, O::V as usize, O::KScales as usize, O::VScales as usize];
+    let factors = [O::KFactors as usize, O::VFactors as usize];
+    let indices = [O::QOffsets as usize, O::KvOffsets as usize, O::KvLengths as usize, O::BlockTable as usize];
+    let all: [OperandDesc; AttentionOperand::ALL.len()] = with_constants(O::ALL, &keys);
+    let all: [OperandDesc; AttentionOperand::ALL.len()] = with_constants(&all, &factors);
+    with_constants(&all, &indices)
+};
+
+/// Operand access of a kernel that reads what is settled before its wait.
+pub(super) fn operands(op: &CheckedAttention) -> &'static [OperandDesc] {
+    if op.settled { &SETTLED_OPERANDS } else { AttentionOperand::ALL }
+}
 
 /// `AttentionParams` in `attention/problem.cuh`.
 #[repr(C)]

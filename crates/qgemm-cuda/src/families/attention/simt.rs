@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use qgemm_hal::{
     AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, AttentionStep, CheckedAttention, Device,
-    DeviceInfo, Family, Geometry, HalError, KernelId, KvFormat, KvFormats, LaunchSequence, LaunchStep, Math, Operand,
-    Spec, Unsupported, Variant, WorkspaceLayout,
+    DeviceInfo, Family, Geometry, HalError, KernelId, KvFormat, KvFormats, LaunchSequence, LaunchStep, Math, Spec,
+    Unsupported, Variant, WorkspaceLayout,
 };
 
 use super::super::kernel_launch::{KernelLaunch, MakeKernel, Params, load};
 use super::super::prelude::Prelude;
-use super::params::{AttentionParams, for_attend, kv_code};
+use super::params::{AttentionParams, for_attend, kv_code, operands};
 use crate::source;
 use crate::spec::KernelSpec;
 
@@ -342,7 +342,7 @@ pub(super) fn in_parts(
             geometry: Geometry { grid: [ctas as u32, slices as u32, 1], threads, shared_bytes },
             // These kernels call `griddepcontrol_wait` themselves (atoms/sync.cuh).
             starts_early: variant >= Variant::Sm90,
-            operands: O::ALL,
+            operands: operands(op),
             updated: None,
             params,
         };

@@ -4,10 +4,10 @@
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::prepack::PackedLayout;
 use qgemm_hal::abi::{ExpertGroups, expert_form_code};
-use qgemm_hal::{Access, CheckedExperts, ExpertForm, ExpertOperand, HalError, Operand, OperandDesc, Operands};
+use qgemm_hal::{CheckedExperts, ExpertForm, ExpertOperand, HalError, Operand, OperandDesc, Operands};
 
 use crate::families::gemm::GemmParams;
-use crate::families::kernel_launch::Addresses;
+use crate::families::kernel_launch::{Addresses, with_constants};
 
 /// `GemmParams` in `sched/params.cuh`, for MoE GEMM.
 #[repr(C)]
@@ -87,17 +87,8 @@ fn rows(op: &CheckedExperts) -> u32 {
 
 /// Operand access when the index is ready before launch: index and
 /// lists are constant, like weights.
-pub(super) static SETTLED_OPERANDS: [OperandDesc; ExpertOperand::ALL.len()] = {
-    let mut all = [ExpertOperand::ALL[0]; ExpertOperand::ALL.len()];
-    let mut slot = 0;
-    while slot < all.len() {
-        all[slot] = ExpertOperand::ALL[slot];
-        slot += 1;
-    }
-    all[ExpertOperand::Index as usize].access = Access::Constant;
-    all[ExpertOperand::Lists as usize].access = Access::Constant;
-    all
-};
+pub(super) static SETTLED_OPERANDS: [OperandDesc; ExpertOperand::ALL.len()] =
+    with_constants(ExpertOperand::ALL, &[ExpertOperand::Index as usize, ExpertOperand::Lists as usize]);
 
 /// Maximum number of row tiles.
 pub(super) fn places(op: &CheckedExperts, tile_m: usize, grouped: bool) -> usize {
