@@ -25,7 +25,7 @@ sources! {
     "families/convert.rs" "families/experts.rs" "families/experts/combine.rs" "families/experts/index.rs" "families/mod.rs"
     "families/gemm/mod.rs" "families/gemm/fma.rs" "families/gemm/int8.rs" "families/gemm/share.rs"
     "families/matmul/mod.rs" "families/matmul/cut.rs" "families/matmul/factor.rs" "families/matmul/job.rs" "families/matmul/slope.rs"
-    "families/dequantize.rs" "families/gather_rows.rs" "families/indexer.rs" "families/linear_attention/mod.rs" "families/linear_attention/gates.rs" "families/merge_attention.rs" "families/kv_append/cache.rs" "families/kv_append/hadamard.rs" "families/kv_append/mod.rs" "families/kv_append/rotary.rs" "families/unpack.rs"
+    "families/dequantize.rs" "families/gather_rows.rs" "families/indexer.rs" "families/linear_attention/mod.rs" "families/linear_attention/gates.rs" "families/merge_attention.rs" "families/kv_append/cache.rs" "families/kv_append/hadamard.rs" "families/kv_append/head_norm.rs" "families/kv_append/mod.rs" "families/kv_append/rotary.rs" "families/unpack.rs"
     "families/quantize.rs"
     "families/norm.rs" "families/optimizer.rs"
     "families/routing/mod.rs" "families/routing/lists.rs" "families/routing/top_k.rs"
