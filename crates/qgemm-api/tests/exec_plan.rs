@@ -52,7 +52,7 @@ fn a_plan_has_every_operation_of_every_layer() {
         let append = plan.ops.iter().find(|op| op.op_id == "blk.1.kv_append").and_then(|op| op.heads.as_ref());
         let of_heads = append.and_then(|heads| heads.head_norms.as_ref());
         let gammas = of_heads.map(|norms| norms.each_ref().map(|norm| norm.gamma.as_str()));
-        assert_eq!(gammas, qwen.then_some(["blk.1.attn_q_norm", "blk.1.attn_k_norm"]));
+        assert_eq!(gammas, qwen.then_some(["blk.1.attn_q_norm.weight", "blk.1.attn_k_norm.weight"]));
         let products = plan.ops.iter().filter(|op| op.operation == "gemm");
         assert!(products.clone().all(|op| op.reduction.is_some()));
         let axis = |op: &PlannedOp| op.dispatch.as_ref().map(|dispatch| dispatch.split_axis);
