@@ -107,7 +107,7 @@ mod tests {
             queries: QueryLengths::Each(queries),
             most_keys: 8192,
             places: KvAddressing::Pages { capacity: 8192, lengths: false },
-            settled: false,
+            keys_ready: false,
             heads: 32,
             kv_heads: 32,
             qk_dim: 128,

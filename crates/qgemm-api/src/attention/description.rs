@@ -52,7 +52,7 @@ impl Queries {
 pub struct Keys {
     most: usize,
     places: KvAddressing,
-    settled: bool,
+    keys_ready: bool,
 }
 
 impl Keys {
@@ -95,17 +95,17 @@ impl Keys {
     }
 
     /// Promises that offsets, lengths, the block table, positions, and the keys and values of
-    /// earlier tokens are settled: they were uploaded, or written in an earlier step. The launches
-    /// of this step write queries, and the keys and values of their tokens, alone.
+    /// earlier tokens are ready before the launch: uploaded, or written in an earlier step. The
+    /// launches of this step write queries, and the keys and values of their tokens, alone.
     ///
     /// Kernels then read them while the launch ahead still runs (programmatic dependent
     /// launch, from Hopper on). The result is the same.
-    pub fn settled(self) -> Self {
-        Self { settled: true, ..self }
+    pub fn ready(self) -> Self {
+        Self { keys_ready: true, ..self }
     }
 
     fn of(most: usize, places: KvAddressing) -> Self {
-        Self { most, places, settled: false }
+        Self { most, places, keys_ready: false }
     }
 }
 
@@ -400,7 +400,7 @@ impl Attention {
     /// Validates everything that is independent of a run's buffers.
     pub(crate) fn check(&self) -> Result<CheckedAttention, Error> {
         let addressing = addressing(self.queries, self.keys)?;
-        let Addressing { sequences, tokens, queries, most_keys, places, settled } = addressing;
+        let Addressing { sequences, tokens, queries, most_keys, places, keys_ready } = addressing;
         let Paging { pages, page_size: rows, .. } = addressing.paging();
         let (heads, kv_heads) = (self.heads, self.kv_heads);
         for (name, got) in [("heads", heads), ("heads of keys", kv_heads)] {
@@ -440,7 +440,7 @@ impl Attention {
             queries,
             most_keys,
             places,
-            settled,
+            keys_ready,
             heads,
             kv_heads,
             qk_dim: self.qk_dim,
@@ -477,8 +477,8 @@ impl Attention {
 /// Checks sequences, tokens and keys against the limits of kernels.
 pub(crate) fn addressing(queries: Queries, keys: Keys) -> Result<Addressing, Error> {
     let Queries { sequences, tokens, lengths: queries } = queries;
-    let Keys { most: most_keys, places, settled } = keys;
-    let addressing = Addressing { sequences, tokens, queries, most_keys, places, settled };
+    let Keys { most: most_keys, places, keys_ready } = keys;
+    let addressing = Addressing { sequences, tokens, queries, most_keys, places, keys_ready };
     let Paging { pages, page_size, width } = addressing.paging();
     let has_table = matches!(places, KvAddressing::Table { .. });
     let sizes = [

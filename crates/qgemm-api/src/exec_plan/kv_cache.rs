@@ -108,7 +108,7 @@ impl PlannedHeads {
         };
         // Lengths and tables are inputs of the plan, and a layer's
         // cache has no other writer than the layer's append.
-        if self.lengths.is_some() { keys.settled() } else { keys }
+        if self.lengths.is_some() { keys.ready() } else { keys }
     }
 
     /// Pages of a sequence at most.

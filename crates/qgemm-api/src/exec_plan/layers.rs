@@ -162,8 +162,9 @@ impl Builder<'_> {
     ) -> Result<Option<[PlannedNorm; 2]>, Error> {
         let norms = norms.each_ref().map(|norm| self.planned_norm(norm));
         let append = PlannedHeads { head_norms: Some(norms), ..append.clone() };
-        let chosen = self.ctx.explain_kv_append(&append.append(q.rows, q.dtype)?)?.chosen().is_some();
-        let norms = append.head_norms.filter(|_| chosen);
+        let (described, ctx) = (append.append(q.rows, q.dtype)?, self.ctx);
+        let record = known(&mut self.planned, format!("{described:?}"), || ctx.explain_kv_append(&described))?;
+        let norms = append.head_norms.filter(|_| record.chosen().is_some());
         norms.iter().flatten().for_each(|norm| self.uses_norm(norm, append.head_dim));
         Ok(norms)
     }

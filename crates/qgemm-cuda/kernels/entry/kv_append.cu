@@ -447,16 +447,16 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, LEAST_CTAS) qg_kv_appen
     const u32 lanes_shift = popc(p.at.head_lanes - 1), groups = QG_THREADS >> lanes_shift, group = thread_index() >> lanes_shift;
     const LaneHeads own = {split * p.at.lane_heads * groups + group, groups, p.at.lane_heads,
                            (thread_index() & (p.at.head_lanes - 1)) * 8};
-    // What is settled is looked up before the wait,
-    // by the attention behind this launch, too.
-    const bool is_settled = p.attention.shape.flags & QG_FLAG_SETTLED;
-    if (!is_settled) griddepcontrol_wait();
+    // Ready indices and angles are looked up before the wait.
+    // The attention behind this launch starts as early.
+    const bool keys_ready = p.attention.shape.flags & QG_FLAG_KEYS_READY;
+    if (!keys_ready) griddepcontrol_wait();
     griddepcontrol_launch_dependents();
     const u64 frequency = frequency_of_thread(p.at);
     const Token token = Token::of(p, index);
     if (token.is_any) write_turns(p.at, token.position, frequency, shared.turns);
     if (p.at.is_normed) write_gammas(p.at, p.attention.shape.qk_dim, shared.gammas);
-    if (is_settled) griddepcontrol_wait();
+    if (keys_ready) griddepcontrol_wait();
     if (!token.is_any) return;
     const bool is_aligned = are_aligned(p);
     AlignedHeads heads;

@@ -34,9 +34,9 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     // that does not depend on it before
     // griddepcontrol_wait. The store of `digest` keeps the
     // compiler from sinking the computation below the wait.
-    const bool is_settled = p.shape.flags & QG_FLAG_SETTLED;
+    const bool keys_ready = p.shape.flags & QG_FLAG_KEYS_READY;
     const WorkIndex index = WorkIndex::of(p, cta_index().x);
-    Work work = is_settled ? Work::of(p, index, sequence_of(p, index.sequence)) : Work::of_shape(p, index);
+    Work work = keys_ready ? Work::of(p, index, sequence_of(p, index.sequence)) : Work::of_shape(p, index);
     const WorkIndex& place = work.place;
     const u32 kv_head = place.kv_head + own_head(), heads = place.heads, first_row = place.first_row;
     KeyRange keys = work.keys(p);
@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #endif
     u32* const saved = reinterpret_cast<u32*>(reinterpret_cast<u8*>(dynamic_shared()) + SAVED_AT);
     if (thread_index() == 0) st_shared(saved, work.digest(keys) ^ ring.digest());
-    if (!is_settled) {
+    if (!keys_ready) {
         griddepcontrol_wait();
         if (Work::depends_on_operands(p)) {
             work = Work::of(p, place, sequence_of(p, place.sequence));
@@ -59,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     // is visible at all, part 0 writes the empty result.
     if (!work.has_rows() || (keys.first >= keys.end && !work.is_first_of_no_keys())) {
         // This kernel ends after the one ahead.
-        if (is_settled) griddepcontrol_wait();
+        if (keys_ready) griddepcontrol_wait();
         return;
     }
     const Sequence& s = work.s;
@@ -81,12 +81,12 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     if (thread_index() == 0) SavedWork::of(p, work).save(saved);
     // Tiles of earlier tokens are copied before the wait,
     // if no mask chooses among their keys.
-    const bool is_early = !QG_BITS && is_settled && walk.filled_end(keys) <= beyond(s.keys, s.queries);
+    const bool is_early = !QG_BITS && keys_ready && walk.filled_end(keys) <= beyond(s.keys, s.queries);
     const auto wait_for_launch_ahead = [] {
         griddepcontrol_wait();
         griddepcontrol_launch_dependents();
     };
-    if (is_settled && !is_early) wait_for_launch_ahead();
+    if (keys_ready && !is_early) wait_for_launch_ahead();
     // Loads issued after the copies wait for them. The
     // offset correction needs Q early, so it loads Q first.
     QueryOperands q;

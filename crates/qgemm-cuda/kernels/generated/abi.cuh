@@ -414,7 +414,7 @@ struct AttentionShape {
     u32 page_size;  // Rows of a page.
     u32 table_width;  // Columns of the block table; 0 without one.
     u32 window;  // Sliding window: maximum visible keys; 2^32 - 1 without a window.
-    u32 flags;  // `FLAG_` constants: `CAUSAL`, `SOFT_CAP`, `Q_OFFSETS`, `KV_OFFSETS`, `KV_LENGTHS`, `LSE`, `Q_ALIGNED`, `KV_ALIGNED`, `D_ALIGNED`, `GATE_ALIGNED`, `SETTLED`.
+    u32 flags;  // `FLAG_` constants: `CAUSAL`, `SOFT_CAP`, `Q_OFFSETS`, `KV_OFFSETS`, `KV_LENGTHS`, `LSE`, `Q_ALIGNED`, `KV_ALIGNED`, `D_ALIGNED`, `GATE_ALIGNED`, `KEYS_READY`.
     u32 dtype;  // Element type of Q and D (0 = f32, 1 = f16, 2 = bf16).
     float factor;  // Scale of q · k: for the soft cap's tanh, or for the base-2 exponent.
     float soft_cap;  // Soft cap, for the base-2 exponent.
@@ -1085,7 +1085,7 @@ constexpr u32 QG_FLAG_X_IN_SUM = 67108864;
 constexpr u32 QG_FLAG_RESIDUAL_IN_SUM = 134217728;
 constexpr u32 QG_FLAG_GATE = 536870912;
 constexpr u32 QG_FLAG_GATE_BEFORE = 1073741824;
-constexpr u32 QG_FLAG_SETTLED = 1073741824;
+constexpr u32 QG_FLAG_KEYS_READY = 1073741824;
 constexpr u32 QG_GEMM_FLAGS = 8191;
 constexpr u32 QG_ACTIVATION_IDENTITY = 0;
 constexpr u32 QG_ACTIVATION_RELU = 1;

@@ -37,14 +37,22 @@ const FEW_CTAS: usize = 8;
 /// Expected share of the bandwidth, per mille.
 const EFFICIENCY: u32 = 750;
 
-/// Operand access where indices are settled: they, angles, gammas and
+/// Operand access where indices are ready before the launch: they, angles, gammas and
 /// factors are constant, like weights.
-static SETTLED_OPERANDS: [OperandDesc; KvAppendOperand::ALL.len()] = {
+static READY_OPERANDS: [OperandDesc; KvAppendOperand::ALL.len()] = {
     use KvAppendOperand as O;
-    let indices = [O::QOffsets as usize, O::KvOffsets as usize, O::KvLengths as usize, O::BlockTable as usize];
-    let numbers = [O::Positions as usize, O::Cos as usize, O::Sin as usize, O::QGamma as usize, O::KGamma as usize];
-    let all: [OperandDesc; KvAppendOperand::ALL.len()] = with_constants(O::ALL, &indices);
-    with_constants(&all, &numbers)
+    let ready = [
+        O::QOffsets as usize,
+        O::KvOffsets as usize,
+        O::KvLengths as usize,
+        O::BlockTable as usize,
+        O::Positions as usize,
+        O::Cos as usize,
+        O::Sin as usize,
+        O::QGamma as usize,
+        O::KGamma as usize,
+    ];
+    with_constants(O::ALL, &ready)
 };
 
 /// Families of `kv_append`.
@@ -156,7 +164,7 @@ fn params(op: &CheckedKvAppend, cut: Cut) -> KvAppendParams {
         (abi::FLAG_Q_OFFSETS, matches!(addressing.queries, QueryLengths::Offsets { .. })),
         (abi::FLAG_KV_OFFSETS, matches!(addressing.places, KvAddressing::Offsets { .. })),
         (abi::FLAG_KV_LENGTHS, width > 0 || matches!(addressing.places, KvAddressing::Pages { lengths: true, .. })),
-        (abi::FLAG_SETTLED, addressing.settled),
+        (abi::FLAG_KEYS_READY, addressing.keys_ready),
         (abi::FLAG_Q_ALIGNED, op.q.aligned),
         (abi::FLAG_KV_ALIGNED, op.k.rows.aligned && op.v.rows.aligned),
     ];
@@ -250,7 +258,7 @@ pub(super) fn sequence(
         geometry: Geometry { grid: [ctas, 1, 1], threads: THREADS, shared_bytes: SHARED_BYTES },
         // These kernels call `griddepcontrol_wait` themselves (atoms/sync.cuh).
         starts_early: variant >= Variant::Sm90,
-        operands: if op.addressing.settled { &SETTLED_OPERANDS } else { KvAppendOperand::ALL },
+        operands: if op.addressing.keys_ready { &READY_OPERANDS } else { KvAppendOperand::ALL },
         updated: None,
         params: Arc::new(params(op, cut)),
     };

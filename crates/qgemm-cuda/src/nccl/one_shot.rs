@@ -139,7 +139,7 @@ pub fn of_devices(devices: &[Arc<dyn Device>], limit: Duration) -> Result<Option
 }
 
 /// One-shot all-reduces of this process's device among those of other
-/// processes. `None` where any of them cannot.
+/// processes. `None` where a process cannot open the memory of all.
 ///
 /// # Errors
 /// Those of an exchange.

@@ -34,7 +34,7 @@ abi_struct! {
         pub window: u32,
         /// `FLAG_` constants: `CAUSAL`, `SOFT_CAP`, `Q_OFFSETS`, `KV_OFFSETS`,
         /// `KV_LENGTHS`, `LSE`, `Q_ALIGNED`, `KV_ALIGNED`, `D_ALIGNED`,
-        /// `GATE_ALIGNED`, `SETTLED`.
+        /// `GATE_ALIGNED`, `KEYS_READY`.
         pub flags: u32,
         /// Element type of Q and D (0 = f32, 1
         /// = f16, 2 = bf16).

@@ -96,7 +96,7 @@ pub const FLAG_KV_ALIGNED: u32 = 1 << 26;
 /// [`AttentionShape::flags`]: vector stores of eight features of D.
 pub const FLAG_D_ALIGNED: u32 = 1 << 27;
 /// [`AttentionShape::flags`]: indices and the keys of earlier tokens may be read before the launch ahead has ended.
-pub const FLAG_SETTLED: u32 = 1 << 30;
+pub const FLAG_KEYS_READY: u32 = 1 << 30;
 /// [`AttentionShape::flags`], [`NormShape::flags`]: vector loads of eight features of the gate.
 pub const FLAG_GATE_ALIGNED: u32 = 1 << 28;
 
@@ -203,5 +203,5 @@ pub const FLAGS: &[(&str, u32)] = &[
     ("RESIDUAL_IN_SUM", FLAG_RESIDUAL_IN_SUM),
     ("GATE", FLAG_GATE),
     ("GATE_BEFORE", FLAG_GATE_BEFORE),
-    ("SETTLED", FLAG_SETTLED),
+    ("KEYS_READY", FLAG_KEYS_READY),
 ];

@@ -173,7 +173,7 @@ pub struct Addressing {
     /// Whether indices and the keys of earlier tokens were written
     /// before the launch ahead began. Kernels may read them while
     /// it still runs.
-    pub settled: bool,
+    pub keys_ready: bool,
 }
 
 impl Addressing {
@@ -229,8 +229,8 @@ pub struct CheckedAttention {
     pub most_keys: usize,
     /// Addressing of keys.
     pub places: KvAddressing,
-    /// As in [`Addressing::settled`].
-    pub settled: bool,
+    /// As in [`Addressing::keys_ready`].
+    pub keys_ready: bool,
     /// Query heads.
     pub heads: usize,
     /// KV heads; a divisor of `heads`.
@@ -434,8 +434,8 @@ pub struct AttentionPlan {
 impl CheckedAttention {
     /// Sequence layout: the queries and keys of each sequence.
     pub fn addressing(&self) -> Addressing {
-        let &Self { sequences, tokens, queries, most_keys, places, settled, .. } = self;
-        Addressing { sequences, tokens, queries, most_keys, places, settled }
+        let &Self { sequences, tokens, queries, most_keys, places, keys_ready, .. } = self;
+        Addressing { sequences, tokens, queries, most_keys, places, keys_ready }
     }
 
     /// Maximum query tokens of a sequence.
@@ -497,7 +497,7 @@ impl Eq for CheckedAttention {}
 
 impl Hash for CheckedAttention {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        (self.sequences, self.tokens, self.queries, self.most_keys, self.places, self.settled).hash(state);
+        (self.sequences, self.tokens, self.queries, self.most_keys, self.places, self.keys_ready).hash(state);
         (self.heads, self.kv_heads, self.qk_dim, self.v_dim, self.dtype, self.kv).hash(state);
         (self.q, self.k, self.v, self.d, self.causal, self.window, self.mask, self.sinks, self.gate).hash(state);
         (self.scale.to_bits(), self.soft_cap.map(f32::to_bits), self.lse, self.batch_invariant).hash(state);

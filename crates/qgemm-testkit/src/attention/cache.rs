@@ -164,5 +164,5 @@ pub(crate) fn api_keys(case: &AttentionCase) -> Keys {
     };
     // Nothing writes operands while a case runs. Every other one
     // says so, and its kernels read them early.
-    if case.seed % 2 == 1 { keys.settled() } else { keys }
+    if case.seed % 2 == 1 { keys.ready() } else { keys }
 }

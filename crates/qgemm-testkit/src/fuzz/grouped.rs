@@ -105,8 +105,12 @@ fn gptq(stated: &Settings, parts: &BTreeMap<&str, &Tensor>, less_one: bool) -> O
     Some(widths(stated).into_iter().filter_map(of_width).collect())
 }
 
-/// Zero points `[groups, N]` of a GPTQ layer. Stored zeros that are all those of a symmetric layer show whether they are
-/// less one, unless the settings deny the symmetry. A layer stated to be symmetric needs none.
+/// Zero points `[groups, N]` of a GPTQ layer.
+///
+/// Files store them as they are, or less one. Zeros that are
+/// all those of a symmetric layer show which, unless the
+/// settings deny the symmetry. A layer stated to be symmetric
+/// needs none.
 fn gptq_zeros(
     parts: &BTreeMap<&str, &Tensor>,
     [groups, n]: [usize; 2],

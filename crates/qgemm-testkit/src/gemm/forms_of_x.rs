@@ -13,7 +13,7 @@ use crate::weights::WeightKind;
 
 /// Activations that a prologue must convert before MMA: f32 (and
 /// bf16 on older chips), transposed, gathered.
-/// Then activations that must not be rounded.
+/// The last cases have activations that the prologue must not round.
 pub(super) fn x_prologue(format: Format) -> Vec<Case> {
     if matches!(format.encoding, Encoding::Plain(DType::F32 | DType::BF16)) {
         return Vec::new();

@@ -462,7 +462,7 @@ pub(crate) fn all_shaders() -> Vec<Shader> {
         queries: QueryLengths::Offsets { most: 2 },
         most_keys: 64,
         places: KvAddressing::Offsets { rows: 100 },
-        settled: false,
+        keys_ready: false,
     };
     let plain = CheckedKvAppend {
         addressing,

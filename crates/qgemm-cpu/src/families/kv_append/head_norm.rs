@@ -20,8 +20,8 @@ pub(super) fn gamma_of(
     Ok(gamma)
 }
 
-/// Normalizes a head. The mean of squares is exact enough in f64,
-/// whatever the order of sums.
+/// RMS norm of a head, in place. Squares are added in f64, so the
+/// order of the sum does not matter.
 pub(super) fn normalize(values: &mut [f32], gamma: &[f32], eps: f32) {
     let squares: f64 = values.iter().map(|value| f64::from(*value).powi(2)).sum();
     let factor = (1.0 / (squares / values.len() as f64 + f64::from(eps)).sqrt()) as f32;

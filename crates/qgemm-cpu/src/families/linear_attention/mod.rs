@@ -286,7 +286,7 @@ impl<'a> Job<'a> {
         let &CheckedLinearAttention { sequences, tokens, queries, .. } = self.op;
         let index = Index { q_offsets: self.q_offsets, kv_offsets: None, lengths: None, table: None };
         let places = KvAddressing::Pages { capacity: 0, lengths: false };
-        let addressing = Addressing { sequences, tokens, queries, most_keys: 0, places, settled: false };
+        let addressing = Addressing { sequences, tokens, queries, most_keys: 0, places, keys_ready: false };
         (0..sequences).map(|sequence| index.sequence(&addressing, sequence)).collect()
     }
 

@@ -110,7 +110,7 @@ impl Dequantized {
         let sequence_rows = if matches!(places, KvAddressing::Offsets { .. }) { 0 } else { rows / op.sequences.max(1) };
         let kv = KvFormats::both(KvFormat::Plain(op.dtype));
         // The launch ahead writes what this one reads.
-        let plain = CheckedAttention { places, kv, settled: false, ..op.clone() };
+        let plain = CheckedAttention { places, kv, keys_ready: false, ..op.clone() };
         let page_rows = plain.paging().page_size;
         let (k, v) = (contiguous(op, op.qk_dim, page_rows), contiguous(op, op.v_dim, page_rows));
         Ok(Some(Self { op: CheckedAttention { k, v, ..plain }, keys, values, table, sequence_rows }))

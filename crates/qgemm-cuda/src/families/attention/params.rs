@@ -15,21 +15,28 @@ use qgemm_hal::{
 use super::super::kernel_launch::{Addresses, Params, with_constants};
 use super::super::launch_params::LaunchParams;
 
-/// Operand access where keys are settled: those of earlier tokens, and
+/// Operand access where keys are ready before the launch: those of earlier tokens, and
 /// their indices, are constant, like weights.
-static SETTLED_OPERANDS: [OperandDesc; AttentionOperand::ALL.len()] = {
+static READY_OPERANDS: [OperandDesc; AttentionOperand::ALL.len()] = {
     use AttentionOperand as O;
-    let keys = [O::K as usize, O::V as usize, O::KScales as usize, O::VScales as usize];
-    let factors = [O::KFactors as usize, O::VFactors as usize];
-    let indices = [O::QOffsets as usize, O::KvOffsets as usize, O::KvLengths as usize, O::BlockTable as usize];
-    let all: [OperandDesc; AttentionOperand::ALL.len()] = with_constants(O::ALL, &keys);
-    let all: [OperandDesc; AttentionOperand::ALL.len()] = with_constants(&all, &factors);
-    with_constants(&all, &indices)
+    let ready = [
+        O::K as usize,
+        O::V as usize,
+        O::KScales as usize,
+        O::VScales as usize,
+        O::KFactors as usize,
+        O::VFactors as usize,
+        O::QOffsets as usize,
+        O::KvOffsets as usize,
+        O::KvLengths as usize,
+        O::BlockTable as usize,
+    ];
+    with_constants(O::ALL, &ready)
 };
 
-/// Operand access of a kernel that reads what is settled before its wait.
+/// Operand access of a kernel that reads ready keys before its wait.
 pub(super) fn operands(op: &CheckedAttention) -> &'static [OperandDesc] {
-    if op.settled { &SETTLED_OPERANDS } else { AttentionOperand::ALL }
+    if op.keys_ready { &READY_OPERANDS } else { AttentionOperand::ALL }
 }
 
 /// `AttentionParams` in `attention/problem.cuh`.
@@ -146,7 +153,7 @@ impl AttentionParams {
             (abi::FLAG_Q_OFFSETS, matches!(op.queries, QueryLengths::Offsets { .. })),
             (abi::FLAG_KV_OFFSETS, matches!(op.places, KvAddressing::Offsets { .. })),
             (abi::FLAG_KV_LENGTHS, width > 0 || matches!(op.places, KvAddressing::Pages { lengths: true, .. })),
-            (abi::FLAG_SETTLED, op.settled),
+            (abi::FLAG_KEYS_READY, op.keys_ready),
             (abi::FLAG_LSE, op.lse),
             (abi::FLAG_Q_ALIGNED, op.q.aligned),
             (abi::FLAG_KV_ALIGNED, op.k.rows.aligned && op.v.rows.aligned),

@@ -196,7 +196,7 @@ pub(crate) fn all_shaders() -> Vec<Shader> {
         queries: QueryLengths::Offsets { most: 2 },
         most_keys: 64,
         places: KvAddressing::Offsets { rows: 100 },
-        settled: false,
+        keys_ready: false,
         heads: 4,
         kv_heads: 2,
         qk_dim: 64,

@@ -87,7 +87,7 @@ fn rows(op: &CheckedExperts) -> u32 {
 
 /// Operand access when the index is ready before launch: index and
 /// lists are constant, like weights.
-pub(super) static SETTLED_OPERANDS: [OperandDesc; ExpertOperand::ALL.len()] =
+pub(super) static READY_OPERANDS: [OperandDesc; ExpertOperand::ALL.len()] =
     with_constants(ExpertOperand::ALL, &[ExpertOperand::Index as usize, ExpertOperand::Lists as usize]);
 
 /// Maximum number of row tiles.

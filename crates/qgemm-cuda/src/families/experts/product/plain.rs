@@ -16,7 +16,7 @@ use super::super::grid::{MOST_CTAS_YZ, two_dimensions};
 use super::super::list::ListStage;
 use super::super::planned::PlannedExperts;
 use super::identity::{constants_of, product_id};
-use super::params::{ProductParams, SETTLED_OPERANDS, groups, places};
+use super::params::{ProductParams, READY_OPERANDS, groups, places};
 use super::w_map::w_map;
 use crate::arch;
 use crate::families::gemm::{
@@ -259,7 +259,7 @@ fn tiled_launch(planned: &PlannedExperts<'_>, op: &CheckedExperts, instance: &In
         spec: product_spec(instance),
         geometry: Geometry { grid, threads: config.threads, shared_bytes: config.shared_bytes },
         starts_early: planned.variant >= Variant::Sm90,
-        operands: if early { &SETTLED_OPERANDS } else { ExpertOperand::ALL },
+        operands: if early { &READY_OPERANDS } else { ExpertOperand::ALL },
         updated: None,
         params: Arc::new(ProductLaunch {
             list: op.list_parts()?[1].start,
