@@ -47,7 +47,9 @@ mod packed;
 mod planes;
 mod pool;
 mod processor;
-mod simd;
+// Public for `tests/simd`.
+#[doc(hidden)]
+pub mod simd;
 mod source_hash;
 
 use std::ptr::NonNull;

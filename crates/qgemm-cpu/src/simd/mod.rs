@@ -24,9 +24,6 @@ mod recurrence;
 mod scales;
 mod vector;
 
-#[cfg(test)]
-mod tests;
-
 #[cfg(all(feature = "simd", target_arch = "x86_64"))]
 mod avx2;
 #[cfg(all(feature = "simd", target_arch = "x86_64"))]
@@ -38,12 +35,12 @@ use qgemm_formats::prepack::PackedLayout;
 use qgemm_formats::{DType, Encoding};
 use qgemm_hal::{GateFunction, KvFormat, SimdLevel};
 
-use codes::CodeShape;
 use level::{level, of_shapes};
 
 pub use attention::{Extent, Panel};
+pub use codes::CodeShape;
 pub use convolution::Taps;
-pub use dot::{Operands, Tile};
+pub use dot::{Operands, SCALED_COLUMNS, Tile};
 pub use epilogue::{Epilogue, OfRows, OfToken};
 pub use kv_tile::{KvRow, TILE_KEYS, readable};
 pub use norm::Normalization;
@@ -51,7 +48,7 @@ pub use prefetch::Prefetch;
 pub use quantize::Quantization;
 pub use recurrence::Recurrence;
 pub use scales::Scales;
-pub use vector::LANES;
+pub use vector::{LANES, VALUE_BYTE};
 
 /// Tiles of sixteen rows that are processed together.
 pub const TILES: usize = 4;

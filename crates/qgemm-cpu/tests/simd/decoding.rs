@@ -1,7 +1,8 @@
 //! Decoding of packed and dense values.
 
-use qgemm_formats::prepack::FragmentLayout;
-use qgemm_formats::{Format, SubScale};
+use qgemm_cpu::simd::{KTile, LANES, Prefetch, Scales, scaled_sub_blocks};
+use qgemm_formats::prepack::{FragmentLayout, PackedLayout};
+use qgemm_formats::{DType, Encoding, Format, SubScale};
 
 use super::*;
 

@@ -1,5 +1,6 @@
 //! Epilogue tests.
 
+use qgemm_cpu::simd::{BLOCK_ROWS, Epilogue, OfRows, OfToken};
 use qgemm_hal::{Activation, ClampedSwiglu};
 
 use super::*;

@@ -1,8 +1,10 @@
 //! Quantized tokens and products.
 
-use qgemm_formats::{Format, QuantizedActivations};
+use qgemm_cpu::simd::{
+    BLOCK_ROWS, CodeShape, LANES, Operands, Prefetch, Quantization, SCALED_COLUMNS, Scales, Simd, Tile, VALUE_BYTE,
+};
+use qgemm_formats::{Encoding, Format, QuantizedActivations};
 
-use super::super::dot::SCALED_COLUMNS;
 use super::*;
 
 /// Tokens with large, small and zero values, and
@@ -36,7 +38,7 @@ fn every_level_quantizes_as_the_model_does() {
                         continue;
                     }
                     for column in block * how.block..(block + 1) * how.block {
-                        let byte = vector::VALUE_BYTE[column % 4];
+                        let byte = VALUE_BYTE[column % 4];
                         let byte_of = |first: usize| (out[first + column / 4] >> (8 * byte)) as u8;
                         let code = match (how.magnitudes, byte_of(0)) {
                             (false, code) => code as i8,

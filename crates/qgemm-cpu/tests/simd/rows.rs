@@ -1,6 +1,7 @@
 //! Convolutions and gates at every level.
 
-use qgemm_hal::GateFunction;
+use qgemm_cpu::simd::Taps;
+use qgemm_hal::{GateFunction, SimdLevel};
 
 use super::*;
 

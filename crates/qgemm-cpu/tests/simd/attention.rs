@@ -1,6 +1,7 @@
 //! Kernels of attention at every level: tiles of a cache against each
 //! number's definition, products against sums in order.
 
+use qgemm_cpu::simd::{Extent, KvRow, LANES, Panel, Prefetch, TILE_KEYS, readable};
 use qgemm_formats::DType;
 use qgemm_formats::float8::e4m3_to_f32;
 use qgemm_hal::KvFormat;

@@ -7,10 +7,10 @@ mod epilogue;
 mod products;
 mod rows;
 
+use qgemm_cpu::simd::{Quantization, Simd};
 use qgemm_formats::Format;
-use qgemm_formats::prepack::FragmentLayout;
-
-use super::*;
+use qgemm_formats::prepack::{FragmentLayout, PackedLayout};
+use qgemm_hal::SimdLevel;
 
 /// Every level that this CPU supports.
 pub fn levels() -> impl Iterator<Item = &'static Simd> {
