@@ -98,7 +98,7 @@ const STEPS: &[Step] = &[
     },
     Step {
         name: "stress",
-        why: "two minutes of random cases, of other seeds and operations every day",
+        why: "a minute of random cases, of other seeds and operations every day",
         days: Days::Every,
         run: stress,
     },

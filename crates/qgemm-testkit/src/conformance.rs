@@ -104,6 +104,8 @@ pub fn check_group(device: &str, group: &str) {
     );
 }
 
+/// Emulated devices.
+const VARIANTS: [&str; 6] = ["emu:sm70", "emu:sm75", "emu:sm80", "emu:sm89", "emu:sm90", "emu:sm120"];
 /// `all` makes emulated devices run every format.
 const ALL_VARIABLE: &str = "QGEMM_CONFORMANCE";
 /// Days until an emulated device has run every format. Emulation is
@@ -111,18 +113,19 @@ const ALL_VARIABLE: &str = "QGEMM_CONFORMANCE";
 const EMULATED_DAYS: u64 = 12;
 /// An emulated device runs one in this many groups until it has
 /// run every format, and then the next.
-const GROUP_TURNS: u64 = 6;
+const GROUP_TURNS: u64 = 12;
 /// As [`GROUP_TURNS`], of wgpu.
-const WGPU_GROUP_TURNS: u64 = 2;
+const WGPU_GROUP_TURNS: u64 = 4;
 /// Days until all cases have run, of groups without formats. Such
 /// groups have fewer cases.
 const CASE_DAYS: u64 = 7;
 /// Days until wgpu has run all formats. Without a GPU its
 /// adapter is software.
 const WGPU_DAYS: u64 = 6;
-/// Groups whose cases compile a kernel each, which takes longer
-/// than running it. For them, wgpu draws formats like emulated
-/// devices, and emulated devices draw among the cases, too.
+/// Groups whose cases compile a kernel each, or those of every
+/// configuration, which takes longer than running them. For them, wgpu draws
+/// formats like emulated devices, and emulated devices draw among
+/// the cases, too.
 const MANY_KERNELS: &[&str] = &[
     "configurations",
     "experts_every_kernel",
@@ -132,6 +135,7 @@ const MANY_KERNELS: &[&str] = &[
     "attention_gated",
     "attention_mixed",
     "matmul_every_kernel",
+    "whole_tiles",
 ];
 /// Turns until an emulated device has run all cases of such a
 /// group. A turn is over when all groups and formats have run.
@@ -149,8 +153,11 @@ fn is_of_today(device: &str, group: &str) -> bool {
 }
 
 /// Whether group `place` is drawn for variant `variant` on a turn.
+/// Variants are spread evenly over the turns: neighbouring groups,
+/// which cost alike, are drawn on different ones.
 fn is_drawn(place: u64, variant: u64, turn: u64, turns: u64) -> bool {
-    (place + variant + turn).is_multiple_of(turns)
+    let apart = (turns / VARIANTS.len() as u64).max(1);
+    (place + variant * apart + turn).is_multiple_of(turns)
 }
 
 /// Turns until a device has run every group.
@@ -229,7 +236,6 @@ fn turn(device: &str) -> u64 {
 
 /// Number of an emulated device's variant; 0 for other devices.
 fn variant_number(device: &str) -> u64 {
-    const VARIANTS: [&str; 6] = ["emu:sm70", "emu:sm75", "emu:sm80", "emu:sm89", "emu:sm90", "emu:sm120"];
     VARIANTS.iter().position(|variant| *variant == device).unwrap_or(0) as u64
 }
 

@@ -10,9 +10,9 @@ use qgemm_hal::OPERATIONS;
 use xtask::workspace;
 
 /// Seconds for GEMM on each device, and for each other
-/// operation; two minutes in total.
-const SECONDS_OF_GEMM: u64 = 30;
-const SECONDS_OF_OTHERS: u64 = 15;
+/// operation; a minute in total.
+const SECONDS_OF_GEMM: u64 = 16;
+const SECONDS_OF_OTHERS: u64 = 7;
 /// Seeds of a day: more than any machine can run.
 const SEEDS_OF_A_DAY: u64 = 1_000_000;
 /// Emulated variants, which take turns.
@@ -102,7 +102,7 @@ mod tests {
         for day in 20_780..20_780 + period {
             let runs = runs(day);
             let seconds = runs.iter().map(|run| after(run, "--stress").parse::<u64>().expect("a number"));
-            assert_eq!(seconds.sum::<u64>(), 120);
+            assert_eq!(seconds.sum::<u64>(), 60);
             met.extend(runs.iter().map(|run| (after(run, "--op").to_owned(), after(run, "--device").to_owned())));
         }
         assert_eq!(met.len(), (1 + others().len()) * (1 + VARIANTS.len()));
