@@ -24,7 +24,21 @@ pub const LEFT_OUT: &str = "bits_are_the_same_along_whichever_axis_threads_share
 /// 40 minutes under QEMU, so only the groups with exact sums
 /// and all operand layouts run.
 pub const TESTS: [&[&str]; 2] = [
-    &["test", "--target", TARGET, "--package", "qgemm-cpu", "--lib", "--test", "simd", "--test", "families", "--", "--skip", LEFT_OUT],
+    &[
+        "test",
+        "--target",
+        TARGET,
+        "--package",
+        "qgemm-cpu",
+        "--lib",
+        "--test",
+        "simd",
+        "--test",
+        "families",
+        "--",
+        "--skip",
+        LEFT_OUT,
+    ],
     &[
         "test",
         "--target",
