@@ -13,7 +13,7 @@ pub struct Panel<'a> {
     pub stride: usize,
 }
 
-/// Extent of [`add_products`]: `rows × depth` times `depth × columns`.
+/// Extent of [`super::Simd::add_products`]: `rows × depth` times `depth × columns`.
 #[derive(Clone, Copy, Debug)]
 pub struct Extent {
     /// Rows of A and of the sums.

@@ -44,7 +44,7 @@ pub struct CodeShape {
     /// Bits of the codes or of the codebook values. Unpacked
     /// codes have at least four.
     pub bits: usize,
-    /// Whether codes are the bytes stored by [`unpack`].
+    /// Whether codes are the bytes stored by [`super::Simd::unpack_codes`].
     pub unpacked: bool,
 }
 

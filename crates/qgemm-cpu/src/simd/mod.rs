@@ -45,7 +45,7 @@ pub use epilogue::{Epilogue, OfRows, OfToken};
 pub use kv_tile::{KvRow, TILE_KEYS, readable};
 pub use norm::Normalization;
 pub use prefetch::Prefetch;
-pub use quantize::Quantization;
+pub use quantize::{Quantization, Row};
 pub use recurrence::Recurrence;
 pub use scales::Scales;
 pub use vector::{LANES, VALUE_BYTE};
