@@ -124,8 +124,7 @@ const CASE_DAYS: u64 = 7;
 const WGPU_DAYS: u64 = 6;
 /// Groups whose cases compile a kernel each, or those of every
 /// configuration, which takes longer than running them. For them, wgpu draws
-/// formats like emulated devices, and emulated devices draw among
-/// the cases, too.
+/// formats like emulated devices, and both draw among the cases, too.
 const MANY_KERNELS: &[&str] = &[
     "configurations",
     "experts_every_kernel",
@@ -137,8 +136,8 @@ const MANY_KERNELS: &[&str] = &[
     "matmul_every_kernel",
     "whole_tiles",
 ];
-/// Turns until an emulated device has run all cases of such a
-/// group. A turn is over when all groups and formats have run.
+/// Turns until such a device has run all cases of such a group. A
+/// turn is over when all groups and formats have run.
 const KERNEL_TURNS: u64 = 4;
 
 /// Whether a test of `device` runs a group today.
@@ -183,8 +182,8 @@ fn runs_all() -> bool {
 }
 
 /// The cases of a group that a test of `device` runs today.
-/// An emulated device draws among the cases if leaving out
-/// formats removes none, or if they compile many kernels.
+/// Emulated devices and wgpu draw among the cases if they compile many
+/// kernels, emulated devices also if leaving out formats removes none.
 fn cases_of_today(suite: &dyn Suite, group: &str, device: &str) -> Vec<Box<dyn TestCase>> {
     let all = Selection::default();
     let today = selection(device, group);
@@ -192,12 +191,13 @@ fn cases_of_today(suite: &dyn Suite, group: &str, device: &str) -> Vec<Box<dyn T
     // The date may draw none of the group's few formats.
     let drew_none = cases.is_empty();
     let cases = if drew_none { suite.cases(group, &all) } else { cases };
-    if !is_emulated(device) || runs_all() {
-        return cases;
-    }
+    let Some(days) = days_of_formats(device, group) else { return cases };
     if MANY_KERNELS.contains(&group) && cases.len() >= KERNEL_TURNS as usize {
         say_once(device, &format!("three of four cases of {group} on {device}"));
-        return drawn(cases, self::today() / (EMULATED_DAYS * GROUP_TURNS), KERNEL_TURNS).0;
+        return drawn(cases, self::today() / (days * group_turns(device)), KERNEL_TURNS).0;
+    }
+    if !is_emulated(device) {
+        return cases;
     }
     let depends_on_formats = drew_none || cases.len() < suite.cases(group, &all).len();
     if depends_on_formats {
