@@ -29,12 +29,15 @@ pub struct Args {
 /// that it was skipped.
 const SKIP: &str = "skipped:";
 
+/// Days in which every step has its turn.
+const TURNS: u64 = 4;
+
 /// Days of a step.
 #[derive(Clone, Copy)]
 enum Days {
     Every,
-    /// Every third day, whose number since 1970 has this remainder.
-    Third(u64),
+    /// One day in [`TURNS`], whose number since 1970 has this remainder.
+    Turn(u64),
     /// None: with `--all` or `--only`.
     OnRequest,
 }
@@ -80,7 +83,7 @@ const STEPS: &[Step] = &[
     Step {
         name: "clippy",
         why: "no lints",
-        days: Days::Third(2),
+        days: Days::Turn(2),
         run: |run| run.cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
     },
     Step { name: "build", why: "everything compiles, once for all steps", days: Days::Every, run: Run::build },
@@ -102,23 +105,23 @@ const STEPS: &[Step] = &[
         days: Days::Every,
         run: stress,
     },
-    Step { name: "arm", why: "the CPU's kernels for Arm compute the same, under QEMU", days: Days::Third(0), run: arm },
+    Step { name: "arm", why: "the CPU's kernels for Arm compute the same, under QEMU", days: Days::Turn(0), run: arm },
     Step {
         name: "kernels",
         why: "CUDA kernels compile as kernels.lock says",
-        days: Days::Third(1),
+        days: Days::Turn(1),
         run: sample_of_kernels,
     },
     Step {
         name: "embed",
         why: "kernel bundles are built into programs",
-        days: Days::Third(2),
+        days: Days::Turn(2),
         run: |run| run.kernels(&["embed"]),
     },
     Step {
         name: "downstream",
         why: "fewer features, other systems, other bindings of CUDA, and CubeCL beside qgemm compile",
-        days: Days::Third(0),
+        days: Days::Turn(3),
         run: downstream,
     },
     Step {
@@ -136,13 +139,13 @@ const STEPS: &[Step] = &[
     Step {
         name: "candle",
         why: "layers for candle compute what candle's do; a workspace of its own",
-        days: Days::Third(1),
+        days: Days::Turn(1),
         run: candle,
     },
     Step {
         name: "docs",
         why: "documentation builds without warnings",
-        days: Days::Third(2),
+        days: Days::Turn(2),
         run: |run| run.cargo(&["doc", "--workspace", "--no-deps"]),
     },
     Step {
@@ -266,7 +269,7 @@ fn sample_of_kernels(run: &mut Run) -> anyhow::Result<()> {
     run.skip(
         "five sixths of the sample of kernels: those of other days, or `cargo xtask build-kernels --check --sample`",
     );
-    let part = (days_since_1970() / 3).to_string();
+    let part = (days_since_1970() / TURNS).to_string();
     run.kernels(&["build-kernels", "--check", "--sample", "--of-day", &part])
 }
 
@@ -357,7 +360,7 @@ impl Days {
     fn has(self, day: u64) -> bool {
         match self {
             Days::Every => true,
-            Days::Third(rest) => day % 3 == rest,
+            Days::Turn(rest) => day % TURNS == rest,
             Days::OnRequest => false,
         }
     }
@@ -366,7 +369,7 @@ impl Days {
     fn name(self) -> &'static str {
         match self {
             Days::Every => "every day",
-            Days::Third(_) => "every third day",
+            Days::Turn(_) => "every fourth day",
             Days::OnRequest => "on request",
         }
     }
