@@ -113,10 +113,10 @@ const ALL_VARIABLE: &str = "QGEMM_CONFORMANCE";
 const EMULATED_DAYS: u64 = 12;
 /// An emulated device runs one in this many groups until it has
 /// run every format, and then the next.
-const GROUP_TURNS: u64 = 6;
+const GROUP_TURNS: u64 = 4;
 /// As [`GROUP_TURNS`], of wgpu, where compiling
 /// a group's shaders takes longer.
-const WGPU_GROUP_TURNS: u64 = 8;
+const WGPU_GROUP_TURNS: u64 = 6;
 /// Days until all cases have run, of groups without formats. Such
 /// groups have fewer cases.
 const CASE_DAYS: u64 = 7;
