@@ -104,8 +104,6 @@ pub fn check_group(device: &str, group: &str) {
     );
 }
 
-/// Emulated devices.
-const VARIANTS: [&str; 6] = ["emu:sm70", "emu:sm75", "emu:sm80", "emu:sm89", "emu:sm90", "emu:sm120"];
 /// `all` makes emulated devices run every format.
 const ALL_VARIABLE: &str = "QGEMM_CONFORMANCE";
 /// Days until an emulated device has run every format. Emulation is
@@ -153,11 +151,8 @@ fn is_of_today(device: &str, group: &str) -> bool {
 }
 
 /// Whether group `place` is drawn for variant `variant` on a turn.
-/// Variants are spread evenly over the turns: neighbouring groups,
-/// which cost alike, are drawn on different ones.
 fn is_drawn(place: u64, variant: u64, turn: u64, turns: u64) -> bool {
-    let apart = (turns / VARIANTS.len() as u64).max(1);
-    (place + variant * apart + turn).is_multiple_of(turns)
+    (place + variant + turn).is_multiple_of(turns)
 }
 
 /// Turns until a device has run every group.
@@ -237,6 +232,7 @@ fn turn(device: &str) -> u64 {
 
 /// Number of an emulated device's variant; 0 for other devices.
 fn variant_number(device: &str) -> u64 {
+    const VARIANTS: [&str; 6] = ["emu:sm70", "emu:sm75", "emu:sm80", "emu:sm89", "emu:sm90", "emu:sm120"];
     VARIANTS.iter().position(|variant| *variant == device).unwrap_or(0) as u64
 }
 

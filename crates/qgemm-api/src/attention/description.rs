@@ -95,8 +95,8 @@ impl Keys {
     }
 
     /// Promises that offsets, lengths, the block table, positions, and the keys and values of
-    /// earlier tokens are ready before the launch: uploaded, or written in an earlier step. The
-    /// launches of this step write queries, and the keys and values of their tokens, alone.
+    /// earlier tokens are ready before the launch: uploaded, or written in an earlier step. Other
+    /// launches of this step write only queries, and keys and values of this step's tokens.
     ///
     /// Kernels then read them while the launch ahead still runs (programmatic dependent
     /// launch, from Hopper on). The result is the same.

@@ -37,8 +37,8 @@ pub struct KernelLaunch {
     pub(super) params: Arc<dyn Params>,
 }
 
-/// `all`, with the operands in `slots` as constants. A launch that starts early may read operands
-/// before its wait that were ready before the launch.
+/// `all`, with constant access to the operands in `slots`. These were written before the launch
+/// ahead began, so a kernel that starts early may read them before `griddepcontrol.wait`.
 pub(super) const fn with_constants<const N: usize>(all: &[OperandDesc], slots: &[usize]) -> [OperandDesc; N] {
     let mut operands = [all[0]; N];
     let mut at = 0;

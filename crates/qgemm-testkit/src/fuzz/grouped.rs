@@ -107,10 +107,10 @@ fn gptq(stated: &Settings, parts: &BTreeMap<&str, &Tensor>, less_one: bool) -> O
 
 /// Zero points `[groups, N]` of a GPTQ layer.
 ///
-/// Files store them as they are, or less one. Zeros that are
-/// all those of a symmetric layer show which, unless the
-/// settings deny the symmetry. A layer stated to be symmetric
-/// needs none.
+/// A file stores zero points, or zero points minus one. If all
+/// stored numbers are those of a symmetric layer, they show which,
+/// unless the settings deny the symmetry. A layer that the settings
+/// call symmetric needs no zero points.
 fn gptq_zeros(
     parts: &BTreeMap<&str, &Tensor>,
     [groups, n]: [usize; 2],

@@ -34,7 +34,7 @@ static READY_OPERANDS: [OperandDesc; AttentionOperand::ALL.len()] = {
     with_constants(O::ALL, &ready)
 };
 
-/// Operand access of a kernel that reads ready keys before its wait.
+/// Operand access of a kernel that may read keys before `griddepcontrol.wait`, if they are ready.
 pub(super) fn operands(op: &CheckedAttention) -> &'static [OperandDesc] {
     if op.keys_ready { &READY_OPERANDS } else { AttentionOperand::ALL }
 }
